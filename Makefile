@@ -1,0 +1,175 @@
+# Islet: one Makefile, not recursive. `make help` lists the targets.
+#
+#   V=1            show command lines           SAN=address,undefined | thread   sanitised variant
+#   DEBUG=1        -O0 with K_ASSERT            CC=clang                         the other compiler
+# Each variant has its own folder under build/; the default one is build/ itself.
+
+VERSION := 0.1.0
+CC      := gcc
+PREFIX  ?= /usr/local
+DESTDIR ?=
+comma   := ,
+
+VARIANT := $(strip $(if $(SAN),san-$(subst $(comma),-,$(SAN))) $(if $(DEBUG),debug) $(if $(filter-out gcc cc,$(CC)),$(notdir $(CC))))
+B       := build$(if $(VARIANT),/$(subst $() ,-,$(VARIANT)))
+O       := $(B)/obj
+Q       := $(if $(V),,@)
+say      = $(if $(V),,@printf '  %-6s %s\n' '$(1)' '$(2)')
+
+# ---- flags ------------------------------------------------------------------------------------------------------
+WARN   := -Wall -Wextra -Wvla -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
+OPT    := $(if $(DEBUG),-O0 -DK_DEBUG=1,-O2)
+SANF   := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined))
+BASE   := -std=c17 -D_GNU_SOURCE $(OPT) -g -fPIC -ffp-contract=off -fno-strict-aliasing -fno-fast-math -DISLET_VERSION='"$(VERSION)"' $(SANF)
+DEPF    = -MMD -MP -MF $(@:.o=.d)
+LLHTTP := /usr/share/llhttp
+LLHTTP_INCLUDE := /usr/share/include/llhttp
+
+# What each folder may include, and nothing else (tests/check/forbidden_include.sh proves it).
+INC_config_base := -Iconfig/base
+INC_config      := -Iconfig/base -Iconfig
+INC_proto       := -Iconfig/base -Iproto
+INC_kernels     := -Iconfig/base -Ikernels -Ikernels/inner
+INC_daemon      := -Iconfig/base -Iconfig -Iproto -Ikernels -Idaemon
+INC_gateway     := -Iconfig/base -Iconfig -Iproto -Igateway -isystem $(LLHTTP_INCLUDE)
+INC_gateway_cli := -Iconfig/base -Iconfig -Iproto -Igateway/cli -isystem $(LLHTTP_INCLUDE)
+INC_tests       := -Iconfig/base -Iconfig -Iproto -Ikernels -Ikernels/inner -Idaemon -Igateway -Igateway/cli -Itests/support -isystem $(LLHTTP_INCLUDE)
+EXTRA_proto     := -Wconversion
+EXTRA_gguf      := -Wconversion
+LEVEL_avx2      := -mavx2 -mfma -mf16c
+LEVEL_avx512    := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+
+# ---- sources ----------------------------------------------------------------------------------------------------
+SRC_config  := $(wildcard config/base/*.c config/*.c)
+SRC_proto   := $(wildcard proto/*.c)
+SRC_kernels := $(wildcard kernels/*.c kernels/inner/*.c kernels/ref/*.c kernels/cpu/*.c)
+SRC_daemon  := $(filter-out daemon/worker_main.c,$(wildcard daemon/*.c))
+SRC_gateway := $(filter-out gateway/gw_main.c,$(wildcard gateway/*.c))
+SRC_cli     := $(filter-out gateway/cli/cli_main.c,$(wildcard gateway/cli/*.c))
+SRC_support := $(filter-out tests/support/fuzz_main.c,$(wildcard tests/support/*.c))
+obj          = $(patsubst %.c,$(O)/%.o,$(1))
+
+LIBS_common := -pthread -lxxhash -linih -lsystemd -lm
+LIBS_worker := $(LIBS_common) -luv -ldl
+LIBS_gw     := $(LIBS_common) -luv -ljansson -lpcre2-8
+LIBS_cli    := $(LIBS_common) -luv -ljansson -ledit
+LIBS_tests  := $(LIBS_common) -luv -ljansson -lpcre2-8 -ledit -lcmocka -ldl
+
+AR_config  := $(O)/libconfig.a
+AR_proto   := $(B)/lib/libislet.a
+AR_kernels := $(O)/libkernels.a
+AR_daemon  := $(O)/libdaemon.a
+AR_gateway := $(O)/libgateway.a
+AR_cli     := $(O)/libcli.a
+AR_support := $(O)/libsupport.a
+AR_ours    := $(AR_support) $(AR_daemon) $(AR_kernels) $(AR_gateway) $(AR_cli) $(AR_config) $(AR_proto) $(AR_config)
+
+BINS   := $(B)/bin/isletd $(B)/bin/islet-gateway $(B)/bin/islet
+UNITS  := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
+MODELS := $(patsubst tests/model/%.c,$(B)/tests/%,$(wildcard tests/model/model_*.c))
+E2ES   := $(patsubst tests/e2e/%.c,$(B)/tests/%,$(wildcard tests/e2e/e2e_*.c))
+TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c))
+BENCHES := $(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c))
+REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
+EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*.c))
+
+.DEFAULT_GOAL := all
+.SECONDARY:
+.DELETE_ON_ERROR:
+.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode install uninstall clean deps deps-demo
+
+all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so ## the three programs and libislet
+
+-include tests/check/targets.mk
+
+# ---- rules ------------------------------------------------------------------------------------------------------
+# A stamp of the flags: changed flags rebuild.
+FLAGS_NOW := $(CC) $(BASE) $(WARN) $(LEVEL_avx2) $(LEVEL_avx512)
+$(O)/flags: force
+	@mkdir -p $(@D); printf '%s\n' "$(subst ",,$(FLAGS_NOW))" | cmp -s - $@ || printf '%s\n' "$(subst ",,$(FLAGS_NOW))" >$@
+.PHONY: force
+
+define compile
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BASE) $(WARN) $(1) $(EXTRA_$(basename $(notdir $<))) $(DEPF) -c -o $@ $<
+endef
+$(O)/config/base/%.o: config/base/%.c $(O)/flags
+	$(call compile,$(INC_config_base))
+$(O)/config/%.o: config/%.c $(O)/flags
+	$(call compile,$(INC_config))
+$(O)/proto/%.o: proto/%.c $(O)/flags
+	$(call compile,$(INC_proto) $(EXTRA_proto))
+$(O)/kernels/cpu/k_avx2_%.o: kernels/cpu/k_avx2_%.c $(O)/flags
+	$(call compile,$(INC_kernels) $(LEVEL_avx2))
+$(O)/kernels/cpu/k_avx512_%.o: kernels/cpu/k_avx512_%.c $(O)/flags
+	$(call compile,$(INC_kernels) $(LEVEL_avx512))
+$(O)/kernels/%.o: kernels/%.c $(O)/flags
+	$(call compile,$(INC_kernels))
+$(O)/daemon/%.o: daemon/%.c $(O)/flags
+	$(call compile,$(INC_daemon))
+$(O)/gateway/cli/%.o: gateway/cli/%.c $(O)/flags
+	$(call compile,$(INC_gateway_cli))
+$(O)/gateway/%.o: gateway/%.c $(O)/flags
+	$(call compile,$(INC_gateway))
+$(O)/tests/%.o: tests/%.c $(O)/flags
+	$(call compile,$(INC_tests) -DISLET_TEST_DIR='"$(CURDIR)/tests"' -DISLET_BUILD_DIR='"$(CURDIR)/$(B)"')
+$(O)/proto/examples/%.o: proto/examples/%.c $(O)/flags
+	$(call compile,$(INC_proto))
+# llhttp is Debian's source, built strict: the default build lets bytes pass that smuggle requests.
+$(O)/llhttp/%.o: $(LLHTTP)/%.c $(O)/flags
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu11 -O2 -g -fPIC $(SANF) -DLLHTTP_STRICT_MODE=1 -I$(LLHTTP_INCLUDE) -c -o $@ $<
+
+define archive
+	$(call say,AR,$@)
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && ar rcs $@ $(filter %.o,$^)
+endef
+$(AR_config): $(call obj,$(SRC_config)) ; $(archive)
+$(AR_proto): $(call obj,$(SRC_proto)) $(call obj,$(wildcard config/base/*.c)) ; $(archive)
+$(AR_kernels): $(call obj,$(SRC_kernels)) ; $(archive)
+$(AR_daemon): $(call obj,$(SRC_daemon)) ; $(archive)
+$(AR_gateway): $(call obj,$(SRC_gateway)) $(O)/llhttp/api.o $(O)/llhttp/http.o $(O)/llhttp/llhttp.o ; $(archive)
+$(AR_cli): $(call obj,$(SRC_cli)) ; $(archive)
+$(AR_support): $(call obj,$(SRC_support)) ; $(archive)
+$(B)/lib/libislet.so: $(call obj,$(SRC_proto)) $(call obj,$(wildcard config/base/*.c))
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANF) -shared -Wl,-soname,libislet.so.1 -o $@ $^ -pthread -lsystemd
+
+define link
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(SANF) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(1)
+endef
+$(B)/bin/isletd: $(O)/daemon/worker_main.o $(AR_daemon) $(AR_kernels) $(AR_config) $(AR_proto)
+	$(call link,$(LIBS_worker))
+$(B)/bin/islet-gateway: $(O)/gateway/gw_main.o $(AR_gateway) $(AR_config) $(AR_proto)
+	$(call link,$(LIBS_gw))
+$(B)/bin/islet: $(O)/gateway/cli/cli_main.o $(AR_cli) $(AR_config) $(AR_proto)
+	$(call link,$(LIBS_cli))
+$(B)/tests/test_%: $(O)/tests/unit/test_%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/tests/model_%: $(O)/tests/model/model_%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/tests/e2e_%: $(O)/tests/e2e/e2e_%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/tests/replay_%: $(O)/tests/fuzz/%.o $(O)/tests/support/fuzz_main.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/tests/bits: $(call obj,$(wildcard tests/kernels/*.c)) $(AR_kernels) $(AR_config) $(AR_proto)
+	$(call link,$(LIBS_common))
+$(B)/bin/bench_%: $(O)/tests/bench/bench_%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/bin/%: $(O)/tests/models/%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(EXAMPLES): $(B)/bin/%: $(O)/proto/examples/%.o $(B)/lib/libislet.a
+	$(call link,-pthread -lsystemd)
+
+clean: ## removes build/
+	$(Q)rm -rf build
+
+help: ## this list
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | sort -u | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
+
+-include $(shell find $(O) -name '*.d' 2>/dev/null)
