@@ -11,6 +11,7 @@ DESTDIR ?=
 comma   := ,
 
 VARIANT := $(strip $(if $(SAN),san-$(subst $(comma),-,$(SAN))) $(if $(DEBUG),debug) $(if $(filter-out gcc cc,$(CC)),$(notdir $(CC))))
+JOBS    := $(shell nproc)
 B       := build$(if $(VARIANT),/$(subst $() ,-,$(VARIANT)))
 O       := $(B)/obj
 Q       := $(if $(V),,@)
@@ -165,6 +166,82 @@ $(B)/bin/%: $(O)/tests/models/%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(EXAMPLES): $(B)/bin/%: $(O)/proto/examples/%.o $(B)/lib/libislet.a
 	$(call link,-pthread -lsystemd)
+
+# ---- set-up -----------------------------------------------------------------------------------------------------
+deps-demo: ## installs the Debian packages that the programs need, saying so first
+	@tests/check/deps.sh build
+deps: ## installs the Debian packages that the tests need, saying so first
+	@tests/check/deps.sh check
+
+# ---- tests ------------------------------------------------------------------------------------------------------
+# Packages come first, then a second make that may rely on them.
+check: deps ## everything below: units, kernels, model, end to end, fuzz corpora, lint
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(UNITS) $(MODELS) $(E2ES) $(REPLAYS) $(TOOLS) $(EXAMPLES) $(B)/tests/bits
+	@for goal in check-unit check-kernels check-model check-fuzz check-e2e lint; do \
+	    echo "== $$goal"; $(MAKE) --no-print-directory -j1 $$goal || exit 1; done
+
+check-unit: $(UNITS) ## cmocka units
+	@tests/check/run_tests.sh $(LIMIT_UNIT) $(UNITS)
+check-kernels: $(B)/tests/bits ## bits of every kernel against the scalar oracle
+	@$(B)/tests/bits --quick
+check-bits: $(B)/tests/bits $(MODELS) ## the same with every combination (long)
+	@$(B)/tests/bits --full
+	@$(B)/tests/model_bits --full
+check-model: $(MODELS) ## logits, chats and bits of the shipped model against the references
+	@VERBOSE=1 tests/check/run_tests.sh $(LIMIT_MODEL) $(MODELS)
+check-fuzz: $(REPLAYS) ## every committed fuzz input once
+	@for r in $(REPLAYS); do name=$${r##*/replay_fuzz_}; echo "  $$name: $$($$r tests/fuzz/corpus/$$name)" || exit 1; done
+check-e2e: all $(E2ES) $(TOOLS) $(EXAMPLES) ## real sockets, official clients, killed workers
+	@B=$(B) tests/e2e/run.sh
+LIMIT_UNIT  := $(if $(SAN),1200,300)
+LIMIT_MODEL := $(if $(SAN),3600,900)
+
+FORMATTED = $(shell git ls-files -co --exclude-standard '*.c' '*.h' '*.cu')
+lint: all $(EXAMPLES) ## format, names, includes, mutable data, headers alone
+	@clang-format-14 --dry-run -Werror $(FORMATTED)
+	@awk -f tests/check/includes.awk $$(find config proto kernels daemon gateway -name '*.[ch]')
+	@tests/check/forbidden_include.sh $(CC) 'config_base=$(INC_config_base)' 'config=$(INC_config)' 'proto=$(INC_proto)' \
+	    'kernels=$(INC_kernels)' 'daemon=$(INC_daemon)' 'gateway=$(INC_gateway)' 'gateway_cli=$(INC_gateway_cli)'
+	@tests/check/headers.sh $(INC_tests)
+	$(if $(SAN),,@tests/check/names.sh $(O))
+	$(if $(SAN),,@tests/check/mutable.sh $(O))
+	@tests/check/docs.sh $(B)/bin
+	@echo "lint: clean"
+
+T       ?= $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+SECONDS ?= 60
+FUZZ_B  := build/fuzz
+fuzz: ## libFuzzer: make fuzz T=gguf SECONDS=60 (all targets without T)
+	@tests/check/deps.sh fuzz
+	@$(MAKE) --no-print-directory CC=clang-14 SAN=fuzzer-no-link,address,undefined fuzz-run T="$(T)" SECONDS=$(SECONDS)
+fuzz-run: $(patsubst %,$(B)/fuzz/%,$(T))
+	@for t in $(T); do echo "fuzz $$t: $(SECONDS) s"; mkdir -p $(FUZZ_B)/corpus/$$t; \
+	    $(B)/fuzz/$$t -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=4096 -print_final_stats=0 -verbosity=0 \
+	    -artifact_prefix=$(FUZZ_B)/$$t- $(FUZZ_B)/corpus/$$t tests/fuzz/corpus/$$t || exit 1; done; \
+	    echo "$(words $(T)) passed, 0 failed"
+$(B)/fuzz/%: $(O)/tests/fuzz/fuzz_%.o $(AR_ours)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -fsanitize=fuzzer,address,undefined -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_tests)
+.PHONY: fuzz-run
+
+# ---- install ----------------------------------------------------------------------------------------------------
+MAN1 := $(wildcard config/man/*.1)
+MAN5 := $(wildcard config/man/*.5)
+MAN8 := $(wildcard config/man/*.8)
+install: all ## programs, libislet, headers, man pages, islet.conf under DESTDIR and PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/islet $(DESTDIR)/etc/islet
+	install -m 755 $(BINS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(B)/lib/libislet.a $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(B)/lib/libislet.so $(DESTDIR)$(PREFIX)/lib/libislet.so.1
+	ln -sf libislet.so.1 $(DESTDIR)$(PREFIX)/lib/libislet.so
+	install -m 644 proto/*.h proto/*.def config/base/err.h config/base/buf.h $(DESTDIR)$(PREFIX)/include/islet
+	for n in 1 5 8; do for f in config/man/*.$$n; do [ ! -f $$f ] || install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$$n/$${f##*/}; done; done
+	[ -e $(DESTDIR)/etc/islet/islet.conf ] || install -m 644 config/islet.conf $(DESTDIR)/etc/islet/islet.conf
+uninstall: ## removes what install put there; islet.conf stays
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)))
+	rm -f $(DESTDIR)$(PREFIX)/lib/libislet.a $(DESTDIR)$(PREFIX)/lib/libislet.so $(DESTDIR)$(PREFIX)/lib/libislet.so.1
+	rm -rf $(DESTDIR)$(PREFIX)/include/islet
+	rm -f $(foreach n,1 5 8,$(addprefix $(DESTDIR)$(PREFIX)/share/man/man$(n)/,$(notdir $(MAN$(n)))))
 
 clean: ## removes build/
 	$(Q)rm -rf build
