@@ -224,6 +224,20 @@ $(B)/fuzz/%: $(O)/tests/fuzz/fuzz_%.o $(AR_ours)
 	$(Q)$(CC) -fsanitize=fuzzer,address,undefined -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_tests)
 .PHONY: fuzz-run
 
+# ---- benches ----------------------------------------------------------------------------------------------------
+bench: bench-kernels bench-decode bench-gateway bench-serve ## every figure of tests/bench/RESULTS.md
+bench-kernels: $(B)/bin/bench_kernels ## GB/s of weights, by format, level, rows and threads
+	@mkdir -p $(B)/bench && $<
+M16 := build/models/m16.gguf
+$(M16): $(B)/bin/mkmodel
+	@mkdir -p $(@D) && $< --preset m16 --out $@
+bench-decode: $(B)/bin/bench_decode $(M16) ## tokens/s of tinymoe and a generated 1.7 GB model at 1, 4 and 16 rows
+	@mkdir -p $(B)/bench && $< tests/models/tinymoe-q8_0.gguf && $< $(M16)
+bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
+	@mkdir -p $(B)/bench && $<
+bench-serve: all ## time to first token and P95 inter-token time at 1, 4, 16 clients
+	@B=$(B) tests/bench/serve.sh
+
 # ---- install ----------------------------------------------------------------------------------------------------
 MAN1 := $(wildcard config/man/*.1)
 MAN5 := $(wildcard config/man/*.5)
