@@ -1,5 +1,5 @@
 /* Log lines: `level component event key=value ...` on stderr, journald fields under systemd, or JSON objects.
- * Event names are fixed words; values with spaces are quoted by the caller with %s inside "..." -- use LOG_Q. */
+ * Components and events are fixed words. JSON lines carry the wall-clock time; the journal keeps its own. */
 #ifndef ISLET_LOG_H
 #define ISLET_LOG_H
 
@@ -10,8 +10,10 @@ enum log_format { LOG_FORMAT_TEXT, LOG_FORMAT_JSON, LOG_FORMAT_JOURNAL };
 void log_setup(enum log_level level, enum log_format format);
 enum log_level log_level(void);
 
-/* `format` gives space-separated key=value pairs; a value that may hold spaces, quotes or '=' is written with
- * key=\"%s\": quotes and control characters inside are escaped by log_event. One write(2) a line; any thread. */
+/* `format` gives space-separated key=value pairs, for example "path=%s bytes=%zu"; "%s", "" where there are none. What a
+ * %s brings is one value whatever it holds: quoted where it needs it, quotes, control characters and ill-formed UTF-8
+ * escaped, cut at 1 KiB. key=\"%s\" quotes in any case. A pair that no longer fits into the line is dropped and said
+ * (cut=1). Conversions: d i u x X c s p e f g with h hh l ll z t j. One write(2) a line; errno is kept; any thread. */
 void log_event(enum log_level level, const char *component, const char *event, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
