@@ -8,7 +8,7 @@ bad=0
 for object in $(find "$objects/config" "$objects/proto" "$objects/kernels" "$objects/daemon" "$objects/gateway" -name '*.o' \
     -not -path '*/examples/*'); do
     [ -f "$(echo "${object#"$objects"/}" | sed 's/\.o$/.c/')" ] || continue
-    for name in $(objdump -t "$object" | awk '$(NF-2) ~ /^\.t?(data|bss)/ && $(NF-2) !~ /^\.data\.rel\.ro/ && $NF !~ /^\./ {print $NF}' |
+    for name in $(objdump -t "$object" | awk 'NF > 4 && $(NF-2) ~ /^\.t?(data|bss)/ && $(NF-2) !~ /^\.data\.rel\.ro/ && $NF !~ /^\./ {print $NF}' |
         sed 's/\.[0-9]*$//' | grep -v '^__' || true); do
         awk -v n="$name" '$1 == n && NF > 1 {found = 1} END {exit !found}' "$allowed" && continue
         echo "$(basename "$object" .o).c: mutable data '$name' (put it on a struct, or list it with a reason in mutable_allowed)" >&2
