@@ -22,7 +22,7 @@ enum err_code gw_pretoken_scan_new(const struct gw_pretoken *p, struct gw_pretok
 void gw_pretoken_scan_free(struct gw_pretoken_scan *s);
 void gw_pretoken_scan_text(struct gw_pretoken_scan *s, const char *text, size_t n);
 /* Size of the next piece; pieces follow each other without gaps, so that their bytes joined are the text. 0: end.
- * Bytes that are not UTF-8 count as characters that are neither letter, digit nor space. Linear in n, whatever
+ * A run of bytes that are not UTF-8 is a piece of its own. Linear in n, whatever
  * the text. */
 enum err_code gw_pretoken_scan_next(struct gw_pretoken_scan *s, size_t *ret_size, struct err *e)
     __attribute__((warn_unused_result));
