@@ -7,13 +7,14 @@
 #include "gguf.h"
 
 struct gguf_file {
-    char *path;               /* as given */
+    char *path; /* as given */
     uint32_t n_files;
-    int *fds;                 /* O_RDONLY | O_CLOEXEC, one a part */
-    uint64_t *file_sizes;     /* as fstat said at open */
-    struct gguf **headers;    /* one a part; keys are those of part 0 */
+    int *fds;              /* O_RDONLY | O_CLOEXEC, one a part */
+    uint64_t *file_sizes;  /* as fstat said at open */
+    struct gguf **headers; /* one a part; keys are those of part 0 */
     size_t n_tensors;
-    const struct gguf_tensor **tensors; /* all parts, by part and file order; .file = part: own copies */
+    const struct gguf_tensor *
+        *tensors; /* all parts, by part and file order; .file = part: own copies */
 };
 
 /* Opens `path`; if it names one part of a split set, all of them. Gives *ret; free with gguf_file_close.
@@ -28,14 +29,15 @@ static inline const struct gguf *gguf_file_keys(const struct gguf_file *f)
 const struct gguf_tensor *gguf_file_tensor(const struct gguf_file *f, const char *name);
 /* Reads n bytes at `offset` of part `file`; short reads and EINTR are retried. ERR_IO names file and offset; a file that
  * became shorter is said as that. */
-enum err_code gguf_file_read(const struct gguf_file *f, uint32_t file, uint64_t offset, void *out, size_t n,
-                             struct err *e) __attribute__((warn_unused_result));
+enum err_code gguf_file_read(const struct gguf_file *f, uint32_t file, uint64_t offset, void *out,
+                             size_t n, struct err *e) __attribute__((warn_unused_result));
 
 /* File digest: XXH3-128 over all header bytes, file sizes, and the first and last 4 KiB of each tensor. Shape digest:
  * over struct model_shape's fields, the tensor table and the tokenizer keys. 16 bytes each, canonical (big-endian). */
 struct model_shape;
 enum err_code gguf_file_digest(const struct gguf_file *f, uint8_t ret[16], struct err *e)
     __attribute__((warn_unused_result));
-void gguf_file_shape_digest(const struct gguf_file *f, const struct model_shape *shape, uint8_t ret[16]);
+void gguf_file_shape_digest(const struct gguf_file *f, const struct model_shape *shape,
+                            uint8_t ret[16]);
 
 #endif
