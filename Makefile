@@ -133,7 +133,7 @@ $(AR_proto): $(call obj,$(SRC_proto)) $(call obj,$(wildcard config/base/*.c)) ; 
 $(AR_kernels): $(call obj,$(SRC_kernels)) ; $(archive)
 $(AR_daemon): $(call obj,$(SRC_daemon)) ; $(archive)
 $(AR_gateway): $(call obj,$(SRC_gateway)) $(O)/llhttp/api.o $(O)/llhttp/http.o $(O)/llhttp/llhttp.o ; $(archive)
-$(AR_cli): $(call obj,$(SRC_cli)) ; $(archive)
+$(AR_cli): $(call obj,$(SRC_cli)) $(O)/llhttp/api.o $(O)/llhttp/http.o $(O)/llhttp/llhttp.o ; $(archive)
 $(AR_support): $(call obj,$(SRC_support)) ; $(archive)
 $(B)/lib/libislet.so: $(call obj,$(SRC_proto)) $(call obj,$(wildcard config/base/*.c))
 	$(call say,LD,$@)
@@ -173,6 +173,16 @@ deps-demo: ## installs the Debian packages that the programs need, saying so fir
 deps: ## installs the Debian packages that the tests need, saying so first
 	@tests/check/deps.sh check
 
+# ---- demo -------------------------------------------------------------------------------------------------------
+MODEL  ?= tests/models/tinymoe-q8_0.gguf
+PROMPT ?= What is the capital of Norway?
+demo: export ISLET_DEMO_MODEL := $(MODEL)
+demo: export ISLET_DEMO_PROMPT := $(PROMPT)
+demo: deps-demo ## asks the shipped model one question through both processes: make demo [MODEL=file] [PROMPT="..."]
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BINS)
+	@echo "> $$ISLET_DEMO_PROMPT"
+	@$(B)/bin/islet run --model "$$ISLET_DEMO_MODEL" -- "$$ISLET_DEMO_PROMPT"
+
 # ---- tests ------------------------------------------------------------------------------------------------------
 # Packages come first, then a second make that may rely on them.
 check: deps ## everything below: units, kernels, model, end to end, fuzz corpora, lint
@@ -193,6 +203,8 @@ check-fuzz: $(REPLAYS) ## every committed fuzz input once
 	@for r in $(REPLAYS); do name=$${r##*/replay_fuzz_}; echo "  $$name: $$($$r tests/fuzz/corpus/$$name)" || exit 1; done
 check-e2e: all $(E2ES) $(TOOLS) $(EXAMPLES) ## real sockets, official clients, killed workers
 	@B=$(B) tests/e2e/run.sh
+soak: all ## 10 minutes of 200 clients: memory, descriptors and queue must come back (SECONDS=n for another time)
+	@B=$(B) tests/e2e/run.sh soak $(if $(filter command line,$(origin SECONDS)),$(SECONDS),600)
 LIMIT_UNIT  := $(if $(SAN),1200,300)
 LIMIT_MODEL := $(if $(SAN),3600,900)
 
