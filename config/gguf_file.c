@@ -19,9 +19,19 @@ enum {
     GGUF_FILE_MAX_HEADER = 256 * 1024 * 1024,
     GGUF_FILE_MAX_PARTS = 999,
     GGUF_FILE_MAX_PATH = 4096,
+    GGUF_FILE_LABEL = 100,
     GGUF_FILE_SAMPLE = 4096, /* bytes of a tensor's start and end in the digest */
     GGUF_FILE_SUFFIX = sizeof "-00001-of-00002.gguf" - 1,
 };
+
+const char *gguf_file_label(const char *path)
+{
+    size_t n = strlen(path);
+    if (n <= GGUF_FILE_LABEL)
+        return path;
+    const char *end = path + n - GGUF_FILE_LABEL, *slash = strchr(end, '/');
+    return slash != NULL && slash[1] != '\0' ? slash + 1 : end;
+}
 
 /* ---- names of parts --------------------------------------------------------------------------------------------- */
 
@@ -66,18 +76,18 @@ static enum err_code gguf_file_open_one(const char *path, int *ret_fd, uint64_t 
     /* O_NONBLOCK: a FIFO must be refused, not waited for. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return err_set_os(e, ERR_IO, errno, "model file %s", path);
+        return err_set_os(e, ERR_IO, errno, "model file %s", gguf_file_label(path));
     if (fstat(fd, &st) != 0) {
         int saved = errno;
         close(fd);
-        return err_set_os(e, ERR_IO, saved, "model file %s", path);
+        return err_set_os(e, ERR_IO, saved, "model file %s", gguf_file_label(path));
     }
     if (!S_ISREG(st.st_mode)) {
         close(fd);
         if (S_ISDIR(st.st_mode))
             return err_set(e, ERR_IO, "model file %s is a directory; name the .gguf file in it",
-                           path);
-        return err_set(e, ERR_IO, "model file %s is not a regular file", path);
+                           gguf_file_label(path));
+        return err_set(e, ERR_IO, "model file %s is not a regular file", gguf_file_label(path));
     }
     *ret_fd = fd;
     *ret_size = (uint64_t)st.st_size;
@@ -93,12 +103,12 @@ static enum err_code gguf_file_pread(int fd, const char *path, uint64_t offset, 
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return err_set_os(e, ERR_IO, errno, "%s: reading %zu bytes at %llu", path, n,
-                              (unsigned long long)offset);
+            return err_set_os(e, ERR_IO, errno, "%s: reading %zu bytes at %llu",
+                              gguf_file_label(path), n, (unsigned long long)offset);
         if (got == 0)
             return err_set(e, ERR_IO,
-                           "%s: ends at byte %llu; it became shorter since it was opened", path,
-                           (unsigned long long)offset);
+                           "%s: ends at byte %llu; it became shorter since it was opened",
+                           gguf_file_label(path), (unsigned long long)offset);
         p += got;
         n -= (size_t)got;
         offset += (uint64_t)got;
@@ -118,7 +128,8 @@ static enum err_code gguf_file_read_header(struct gguf_file *f, uint32_t file, c
         size_t n = want < size ? want : size;
         uint8_t *bytes = alloc_get(ALLOC_MODEL, n);
         if (bytes == NULL)
-            return err_set(e, ERR_NOMEM, "%s: no memory for a header of %zu bytes", path, n);
+            return err_set(e, ERR_NOMEM, "%s: no memory for a header of %zu bytes",
+                           gguf_file_label(path), n);
         rc = gguf_file_pread(f->fds[file], path, 0, bytes, n, e);
         if (rc == ERR_OK)
             rc = gguf_parse(bytes, n, size, &f->headers[file], &need, &why);
@@ -128,10 +139,10 @@ static enum err_code gguf_file_read_header(struct gguf_file *f, uint32_t file, c
             want = need > want * 2 ? need : want * 2;
             rc = ERR_OK;
         } else if (rc == ERR_LIMIT && need > n) {
-            return err_set(e, ERR_LIMIT, "%s: the header needs %llu bytes; the limit is %d", path,
-                           (unsigned long long)need, GGUF_FILE_MAX_HEADER);
+            return err_set(e, ERR_LIMIT, "%s: the header needs %llu bytes; the limit is %d",
+                           gguf_file_label(path), (unsigned long long)need, GGUF_FILE_MAX_HEADER);
         } else if (rc != ERR_OK && why.code != ERR_OK) {
-            return err_set(e, why.code, "%s: %s", path, why.text);
+            return err_set(e, why.code, "%s: %s", gguf_file_label(path), why.text);
         }
     }
     return rc;
@@ -153,7 +164,8 @@ static enum err_code gguf_file_reserve(struct gguf_file *f, uint32_t n_files, st
     f->file_sizes = alloc_zero(ALLOC_MODEL, n_files, sizeof f->file_sizes[0]);
     f->headers = alloc_zero(ALLOC_MODEL, n_files, sizeof f->headers[0]);
     if (f->fds == NULL || f->file_sizes == NULL || f->headers == NULL)
-        return err_set(e, ERR_NOMEM, "%s: no memory for a table of %u files", f->path, n_files);
+        return err_set(e, ERR_NOMEM, "%s: no memory for a table of %u files",
+                       gguf_file_label(f->path), n_files);
     for (uint32_t i = 0; i < n_files; i++)
         f->fds[i] = -1;
     f->n_files = n_files;
@@ -183,17 +195,17 @@ static enum err_code gguf_file_split_keys(const struct gguf *g, const char *path
 {
     uint64_t no = 0, count = 1;
     if (gguf_has(g, "split.count") && !gguf_u64(g, "split.count", &count))
-        return err_set(e, ERR_FORMAT, "%s: split.count is not a number", path);
+        return err_set(e, ERR_FORMAT, "%s: split.count is not a number", gguf_file_label(path));
     *ret_no = 0;
     *ret_count = 1;
     if (count <= 1)
         return ERR_OK;
     if (count > GGUF_FILE_MAX_PARTS)
-        return err_set(e, ERR_FORMAT, "%s: split.count is %llu; the limit is %d", path,
-                       (unsigned long long)count, GGUF_FILE_MAX_PARTS);
+        return err_set(e, ERR_FORMAT, "%s: split.count is %llu; the limit is %d",
+                       gguf_file_label(path), (unsigned long long)count, GGUF_FILE_MAX_PARTS);
     if (!gguf_u64(g, "split.no", &no) || no >= count)
         return err_set(e, ERR_FORMAT, "%s: split.no is missing or not below split.count = %llu",
-                       path, (unsigned long long)count);
+                       gguf_file_label(path), (unsigned long long)count);
     *ret_no = (unsigned)no;
     *ret_count = (unsigned)count;
     return ERR_OK;
@@ -209,8 +221,8 @@ static enum err_code gguf_file_check_part(const struct gguf_file *f, uint32_t fi
     if (rc != ERR_OK)
         return rc;
     if (count != f->n_files || no != file)
-        return err_set(e, ERR_FORMAT, "%s: says that it is part %u of %u; parts are mixed up", path,
-                       no + 1, count);
+        return err_set(e, ERR_FORMAT, "%s: says that it is part %u of %u; parts are mixed up",
+                       gguf_file_label(path), no + 1, count);
     return ERR_OK;
 }
 
@@ -224,7 +236,7 @@ static enum err_code gguf_file_open_split(struct gguf_file *f, unsigned no, unsi
         return err_set(e, ERR_FORMAT,
                        "%s: says that it is part %u of %u, so its name must end in "
                        "-%05u-of-%05u.gguf",
-                       f->path, no + 1, count, no + 1, count);
+                       gguf_file_label(f->path), no + 1, count, no + 1, count);
     gguf_file_release(f);
     enum err_code rc = gguf_file_reserve(f, count, e);
     for (uint32_t i = 0; i < count && rc == ERR_OK; i++) {
@@ -252,7 +264,7 @@ static enum err_code gguf_file_list_tensors(struct gguf_file *f, struct err *e)
     f->tensors = alloc_zero(ALLOC_MODEL, n, sizeof f->tensors[0]);
     if (copies == NULL || f->tensors == NULL) {
         alloc_free(copies);
-        return err_set(e, ERR_NOMEM, "%s: no memory for %zu tensors", f->path, n);
+        return err_set(e, ERR_NOMEM, "%s: no memory for %zu tensors", gguf_file_label(f->path), n);
     }
     if (n == 0)
         alloc_free(copies);
@@ -266,7 +278,7 @@ static enum err_code gguf_file_list_tensors(struct gguf_file *f, struct err *e)
     const struct gguf *keys = gguf_file_keys(f);
     if (f->n_files > 1 && gguf_u64(keys, "split.tensors.count", &said) && said != n)
         return err_set(e, ERR_FORMAT, "%s: split.tensors.count is %llu, but the parts hold %zu",
-                       f->path, (unsigned long long)said, n);
+                       gguf_file_label(f->path), (unsigned long long)said, n);
     return ERR_OK;
 }
 
@@ -279,8 +291,8 @@ static enum err_code gguf_file_refuse_twins(const struct gguf_file *f, struct er
         snprintf(name, sizeof name, "%.*s", (int)t->name.size, t->name.data);
         for (uint32_t file = 0; file < t->file; file++)
             if (gguf_tensor_find(f->headers[file], name) != NULL)
-                return err_set(e, ERR_FORMAT, "%s: tensor %s is in parts %u and %u", f->path, name,
-                               file + 1, t->file + 1);
+                return err_set(e, ERR_FORMAT, "%s: tensor %s is in parts %u and %u",
+                               gguf_file_label(f->path), name, file + 1, t->file + 1);
     }
     return ERR_OK;
 }
@@ -296,7 +308,7 @@ enum err_code gguf_file_open(const char *path, struct gguf_file **ret, struct er
     if (f != NULL)
         f->path = alloc_text(ALLOC_MODEL, path, strlen(path));
     if (f == NULL || f->path == NULL) {
-        rc = err_set(e, ERR_NOMEM, "%s: no memory to open it", path);
+        rc = err_set(e, ERR_NOMEM, "%s: no memory to open it", gguf_file_label(path));
         goto out;
     }
     rc = gguf_file_reserve(f, 1, e);
@@ -348,8 +360,9 @@ enum err_code gguf_file_read(const struct gguf_file *f, uint32_t file, uint64_t 
     gguf_file_part_path(f, file, path);
     uint64_t size = f->file_sizes[file];
     if (offset > size || n > size - offset)
-        return err_set(e, ERR_IO, "%s: %zu bytes at %llu pass its end at %llu", path, n,
-                       (unsigned long long)offset, (unsigned long long)size);
+        return err_set(e, ERR_IO, "%s: %zu bytes at %llu pass its end at %llu",
+                       gguf_file_label(path), n, (unsigned long long)offset,
+                       (unsigned long long)size);
     return gguf_file_pread(f->fds[file], path, offset, out, n, e);
 }
 

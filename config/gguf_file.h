@@ -6,6 +6,9 @@
 
 #include "gguf.h"
 
+/* The end of a path, 100 bytes at most, so that a long one does not push the cause out of an error's text. Lends. */
+const char *gguf_file_label(const char *path);
+
 struct gguf_file {
     char *path; /* as given */
     uint32_t n_files;
