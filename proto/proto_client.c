@@ -75,6 +75,8 @@ static enum err_code proto_client_post(struct proto_client *c, size_t before, st
 {
     if (buf_failed(&c->out)) {
         c->out.failed = false;
+        if (before <= PROTO_CLIENT_QUEUE - PROTO_MAX_FRAME)
+            return err_set(e, ERR_NOMEM, "no memory for a message to the worker");
         return err_set(e, ERR_BUSY,
                        "%zu bytes wait for the worker already, the limit is %d: send again later",
                        before - c->out_sent, PROTO_CLIENT_QUEUE);
@@ -173,8 +175,12 @@ void proto_client_close(struct proto_client *c)
 
 /* ---- requests ---- */
 
-static enum err_code proto_client_check_run(const struct proto_run *m, struct err *e)
+static enum err_code proto_client_check_run(const struct proto_client *c, const struct proto_run *m,
+                                            struct err *e)
 {
+    if (m->n_tokens > c->max_frame / 4)
+        return err_set(e, ERR_LIMIT, "message of %u tokens: the worker takes %zu bytes",
+                       m->n_tokens, c->max_frame);
     if (m->n_prompt > m->n_tokens || m->n_tokens - m->n_prompt != m->first_index)
         return err_set(e, ERR_ARGUMENT,
                        "%u tokens of which %u are the prompt, but first_index is %u", m->n_tokens,
@@ -192,7 +198,7 @@ enum err_code proto_client_run(struct proto_client *c, const struct proto_run *r
                                uint64_t *ret_id, struct err *e)
 {
     size_t before = c->out.size;
-    enum err_code code = proto_client_check_run(run, e);
+    enum err_code code = proto_client_check_run(c, run, e);
     if (code != ERR_OK)
         return code;
     proto_encode_run(&c->out, c->next_id + 1, run);

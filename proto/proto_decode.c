@@ -56,7 +56,8 @@ static uint8_t proto_decode_u8(struct proto_decode *d, const char *field)
 static uint16_t proto_decode_u16(struct proto_decode *d, const char *field)
 {
     const uint8_t *p = proto_decode_take(d, 2, field);
-    return p != NULL ? (uint16_t)(p[0] << 8 | p[1]) : 0;
+    unsigned value = p != NULL ? (unsigned)p[0] << 8 | p[1] : 0;
+    return (uint16_t)value;
 }
 
 static uint32_t proto_decode_u32(struct proto_decode *d, const char *field)
