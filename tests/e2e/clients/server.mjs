@@ -1,0 +1,331 @@
+// A real server for one test file: isletd and islet-gateway with a runtime directory and ports of their own.
+// The worker is started again when it dies, as `islet up` does; stop() ends both and looks at their logs.
+import { spawn, execFileSync } from 'node:child_process';
+import { mkdtempSync, rmSync, existsSync } from 'node:fs';
+import { createServer, createConnection } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import path from 'node:path';
+import assert from 'node:assert/strict';
+
+export const root = fileURLToPath(new URL('../../..', import.meta.url));
+export const bin = path.resolve(root, process.env.B ?? 'build', 'bin');
+export const tinymoe = path.join(root, 'tests/models/tinymoe-q8_0.gguf');
+
+// Path of the generated model that thinks, made once for a build.
+export function thinkModel() {
+  const file = path.join(bin, '..', 'think.gguf');
+  if (!existsSync(file)) execFileSync(path.join(bin, 'mkthink'), [file]);
+  return file;
+}
+
+function portOf(host) {
+  return new Promise((resolve) => {
+    const s = createServer();
+    s.on('error', () => resolve(0));
+    s.listen(0, host, () => {
+      const { port } = s.address();
+      s.close(() => resolve(port));
+    });
+  });
+}
+
+export async function freePort() {
+  return portOf('127.0.0.1');
+}
+
+// What makes a log line a fault of the test: its level is error.
+const isError = (line) => /^error /.test(line);
+
+class Process {
+  constructor(server, name, program, args) {
+    Object.assign(this, { server, name, program, args, lines: [], starts: 0, wanted: true });
+  }
+
+  start(extraEnv = {}) {
+    this.starts++;
+    const env = { ...this.server.env, ...extraEnv };
+    const child = spawn(path.join(bin, this.program), this.args, { env, stdio: ['ignore', 'pipe', 'pipe'] });
+    this.child = child;
+    let rest = '';
+    const onData = (data) => {
+      const parts = (rest + data).split('\n');
+      rest = parts.pop();
+      for (const line of parts) {
+        this.lines.push(line);
+        if (process.env.SHOW_LOGS) console.error(`${this.name} | ${line}`);
+      }
+    };
+    child.stdout.setEncoding('utf8').on('data', onData);
+    child.stderr.setEncoding('utf8').on('data', onData);
+    this.exited = new Promise((resolve) => {
+      child.on('error', (e) => resolve({ code: null, signal: null, error: e }));
+      child.on('exit', (code, signal) => {
+        this.status = { code, signal };
+        resolve(this.status);
+        if (this.wanted && this.server.restart) setTimeout(() => this.wanted && this.start(), 50);
+      });
+    });
+    return child;
+  }
+
+  get pid() {
+    return this.child?.pid;
+  }
+
+  get alive() {
+    return this.child != null && this.child.exitCode === null && this.child.signalCode === null;
+  }
+
+  kill(signal = 'SIGKILL') {
+    if (this.alive) this.child.kill(signal);
+    return this.exited;
+  }
+}
+
+export class Server {
+  constructor(options) {
+    Object.assign(this, { model: tinymoe, set: {}, workerEnv: {}, restart: true, ready: true, startWorker: true, allow: [] }, options);
+  }
+
+  async start() {
+    this.dir = mkdtempSync('/tmp/islet-test-');
+    this.socket = path.join(this.dir, 'http.sock');
+    this.port = await freePort();
+    this.env = { ...process.env, RUNTIME_DIRECTORY: this.dir, STATE_DIRECTORY: this.dir };
+    delete this.env.ISLET_CRASH_AT;
+    this.hasV6 = (await portOf('::1')) !== 0;
+    const settings = {
+      'model.path': this.model,
+      'server.listen': `127.0.0.1:${this.port}${this.hasV6 ? `, [::1]:${this.port}` : ''}`,
+      'compute.threads': '2',
+      ...this.set,
+    };
+    const args = Object.entries(settings).flatMap(([k, v]) => ['--set', `${k}=${v}`]);
+    this.worker = new Process(this, 'worker', 'isletd', args);
+    this.gateway = new Process(this, 'gateway', 'islet-gateway', args);
+    if (this.startWorker) this.worker.start(this.workerEnv);
+    this.gateway.start();
+    this.base = `http://127.0.0.1:${this.port}`;
+    this.v1 = `${this.base}/v1`;
+    await this.until('the gateway listens', async () => (await this.get('/livez').catch(() => null))?.status === 200);
+    if (this.ready) await this.waitReady();
+    return this;
+  }
+
+  // Waits for a condition, with a limit. Not a sleep to synchronise: it ends when the event is there.
+  async until(what, condition, ms = 30000) {
+    const end = Date.now() + ms;
+    for (;;) {
+      const value = await condition();
+      if (value) return value;
+      if (!this.gateway.alive) {
+        throw new Error(`${what}: the gateway ended (${JSON.stringify(this.gateway.status)})\n${this.logText()}`);
+      }
+      if (Date.now() > end) throw new Error(`not within ${ms} ms: ${what}\n${this.logText()}`);
+      await sleep(15);
+    }
+  }
+
+  waitReady(ms = 60000) {
+    return this.until('ready', async () => (await this.get('/readyz')).status === 200, ms);
+  }
+
+  get(pathname, headers = {}) {
+    return fetch(this.base + pathname, { headers, signal: AbortSignal.timeout(10000) });
+  }
+
+  async status() {
+    return (await this.get('/status')).json();
+  }
+
+  async metrics() {
+    return parseMetrics(await (await this.get('/metrics')).text());
+  }
+
+  // The server holds no request and no KV page of one.
+  async idle(ms = 5000) {
+    await this.until('idle', async () => {
+      const s = await this.status();
+      return s.worker?.sequences_running === 0 && s.worker?.sequences_waiting === 0 && s.worker?.kv_pages_used === 0;
+    }, ms);
+  }
+
+  async post(pathname, body, headers = {}) {
+    return fetch(this.base + pathname, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json', ...headers },
+      body: typeof body === 'string' || body instanceof Uint8Array ? body : JSON.stringify(body),
+    });
+  }
+
+  logText() {
+    return [...this.worker.lines.map((l) => `worker  | ${l}`), ...this.gateway.lines.map((l) => `gateway | ${l}`)].slice(-60).join('\n');
+  }
+
+  async stop({ checkLogs = true } = {}) {
+    this.worker.wanted = this.gateway.wanted = false;
+    const limit = (p) => Promise.race([p.exited, sleep(20000).then(() => { p.kill('SIGKILL'); throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`); })]);
+    try {
+      if (this.gateway.alive) {
+        this.gateway.kill('SIGTERM');
+        await limit(this.gateway);
+        assert.deepEqual(this.gateway.status, { code: 0, signal: null }, `gateway's end\n${this.logText()}`);
+      }
+      if (this.worker.alive) {
+        this.worker.kill('SIGCONT');
+        this.worker.kill('SIGTERM');
+        await limit(this.worker);
+        assert.deepEqual(this.worker.status, { code: 0, signal: null }, `worker's end\n${this.logText()}`);
+      }
+    } finally {
+      rmSync(this.dir, { recursive: true, force: true });
+    }
+    if (checkLogs) {
+      const bad = [...this.worker.lines, ...this.gateway.lines].filter((l) => isError(l) && !this.allow.some((r) => r.test(l)));
+      assert.deepEqual(bad, [], 'errors in the logs');
+    }
+  }
+}
+
+export async function startServer(options = {}) {
+  const server = new Server(options);
+  try {
+    return await server.start();
+  } catch (e) {
+    await server.stop({ checkLogs: false }).catch(() => {});
+    throw e;
+  }
+}
+
+export function parseMetrics(text) {
+  const values = new Map();
+  for (const line of text.split('\n')) {
+    if (line === '' || line.startsWith('#')) continue;
+    const m = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (-?[0-9.eE+-]+|NaN|[+-]Inf)$/.exec(line);
+    assert.ok(m, `not a line of Prometheus text: ${JSON.stringify(line)}`);
+    values.set(m[1] + (m[2] ?? ''), Number(m[3]));
+  }
+  return values;
+}
+
+// One exchange over a raw socket. Resolves with what came, also when the connection broke.
+//   complete: the whole body came (Content-Length or zero chunk); ended: the server closed
+export function raw(server, bytes, { unix = false, onData, keepOpen = false, timeout = 60000, writeEnd = false } = {}) {
+  return new Promise((resolve, reject) => {
+    const c = unix ? createConnection(server.socket) : createConnection(server.port, '127.0.0.1');
+    let all = Buffer.alloc(0);
+    const times = [];
+    const start = performance.now();
+    const finish = (ended) => {
+      clearTimeout(timer);
+      if (!keepOpen) c.destroy();
+      const r = parseResponse(all);
+      resolve({ ...r, ended, times, connection: c, raw: all });
+    };
+    const timer = setTimeout(() => { c.destroy(); reject(new Error(`no whole response within ${timeout} ms; got ${JSON.stringify(all.toString('latin1').slice(0, 400))}`)); }, timeout);
+    c.on('error', () => finish(true));
+    c.on('close', () => finish(true));
+    c.on('connect', () => { c.write(bytes); if (writeEnd) c.end(); });
+    c.on('data', (d) => {
+      times.push({ at: performance.now() - start, from: all.length, n: d.length });
+      all = Buffer.concat([all, d]);
+      onData?.(d, c, all);
+      if (parseResponse(all).complete) finish(false);
+    });
+  });
+}
+
+export function parseResponse(all) {
+  const end = all.indexOf('\r\n\r\n');
+  if (end < 0) return { complete: false, status: 0, headers: {}, body: Buffer.alloc(0) };
+  const lines = all.subarray(0, end).toString('latin1').split('\r\n');
+  const status = Number(lines[0].split(' ')[1]);
+  const headers = {};
+  for (const l of lines.slice(1)) headers[l.slice(0, l.indexOf(':')).toLowerCase()] = l.slice(l.indexOf(':') + 1).trim();
+  let rest = all.subarray(end + 4);
+  if (status >= 100 && status < 200) return parseResponse(rest);
+  if (headers['transfer-encoding'] === 'chunked') {
+    const parts = [];
+    for (;;) {
+      const eol = rest.indexOf('\r\n');
+      if (eol < 0) return { complete: false, status, headers, body: Buffer.concat(parts), chunks: parts };
+      const n = parseInt(rest.subarray(0, eol).toString('latin1'), 16);
+      if (n === 0) return { complete: rest.length >= eol + 4, status, headers, body: Buffer.concat(parts), chunks: parts, headSize: end + 4 };
+      if (rest.length < eol + 2 + n + 2) return { complete: false, status, headers, body: Buffer.concat(parts), chunks: parts };
+      parts.push(rest.subarray(eol + 2, eol + 2 + n));
+      rest = rest.subarray(eol + 2 + n + 2);
+    }
+  }
+  const n = status === 204 ? 0 : Number(headers['content-length'] ?? NaN);
+  if (Number.isNaN(n)) return { complete: false, status, headers, body: rest };
+  return { complete: rest.length >= n, status, headers, body: rest.subarray(0, n), headSize: end + 4 };
+}
+
+export function httpBytes(method, pathname, body, headers = {}) {
+  const data = body === undefined ? null : Buffer.isBuffer(body) ? body : Buffer.from(typeof body === 'string' ? body : JSON.stringify(body));
+  const h = { Host: 'localhost', ...(data ? { 'Content-Type': 'application/json', 'Content-Length': data.length } : {}), ...headers };
+  const head = `${method} ${pathname} HTTP/1.1\r\n${Object.entries(h).map(([k, v]) => `${k}: ${v}\r\n`).join('')}\r\n`;
+  return Buffer.concat([Buffer.from(head, 'latin1'), data ?? Buffer.alloc(0)]);
+}
+
+// Events of a stream body: objects of `data:` lines, and the comments between them.
+export function events(body) {
+  const text = new TextDecoder('utf-8', { fatal: true }).decode(body);
+  const list = [];
+  let comments = 0, done = 0;
+  assert.ok(!text.includes('\r'), 'LF only');
+  assert.ok(text === '' || text.endsWith('\n\n'), 'the last event is whole');
+  for (const block of text.split('\n\n')) {
+    if (block === '') continue;
+    if (block === ':') { comments++; continue; }
+    assert.match(block, /^data: [^\n]*$/, 'one data line per event');
+    const data = block.slice(6);
+    if (data === '[DONE]') { done++; continue; }
+    assert.equal(done, 0, 'nothing behind [DONE]');
+    list.push(JSON.parse(data));
+  }
+  return { list, comments, done };
+}
+
+// Text of choice `index`: {content, reasoning, finish, text, error, usage}
+export function assemble(list, index = 0) {
+  const r = { content: '', reasoning: '', text: '', finish: null, stopReason: null, roles: 0, finishes: 0, error: null, usage: null, logprobs: [], tokens: [] };
+  for (const e of list) {
+    if (e.error) { r.error = e.error; continue; }
+    if (e.usage) r.usage = e.usage;
+    if (e.timings) r.timings = e.timings;
+    for (const c of e.choices ?? []) {
+      if (c.index !== index) continue;
+      if (c.delta?.role) r.roles++;
+      r.content += c.delta?.content ?? '';
+      r.reasoning += c.delta?.reasoning_content ?? '';
+      r.text += c.text ?? '';
+      if (c.logprobs?.content) r.logprobs.push(...c.logprobs.content);
+      if (c.tokens) r.tokens.push(...c.tokens);
+      if (c.finish_reason) { r.finish = c.finish_reason; r.finishes++; r.stopReason = c.stop_reason; }
+    }
+  }
+  return r;
+}
+
+export async function rawPost(server, pathname, body, { headers, ...options } = {}) {
+  return raw(server, httpBytes('POST', pathname, body, headers), options);
+}
+
+export async function chat(server, fields, { path: pathname = '/v1/chat/completions', headers } = {}) {
+  const r = await rawPost(server, pathname, fields, { headers });
+  let json = null;
+  try { json = JSON.parse(r.body.toString('utf8')); } catch { /* left to the caller */ }
+  return { ...r, json, content: json?.choices?.[0]?.message?.content ?? json?.choices?.[0]?.text };
+}
+
+export async function stream(server, fields, options = {}) {
+  const r = await rawPost(server, options.path ?? '/v1/chat/completions', { ...fields, stream: true }, options);
+  if (r.status !== 200) return { ...r, json: JSON.parse(r.body.toString('utf8')) };
+  const e = events(r.body);
+  return { ...r, ...e, ...assemble(e.list) };
+}
+
+export const ask = (text, extra = {}) => ({ messages: [{ role: 'user', content: text }], temperature: 0, ...extra });
+export { sleep, assert };
