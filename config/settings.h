@@ -16,8 +16,9 @@ enum setting_id {
     SETTING_N
 };
 
-/* "auto", "off" (TIME, PATH) and "none" are words of their own, not numbers. */
-enum { SETTING_TIME_OFF = -1 };
+enum {
+    SETTING_TIME_OFF = -1
+}; /* settings_ms of a time that is "off" */
 
 struct settings; /* values of all rows */
 
@@ -25,15 +26,17 @@ struct settings; /* values of all rows */
  * first that exists; none is fine), then the n_set overrides "section.key=value". Gives *ret; free with settings_free.
  * Errors: ARGUMENT / FORMAT with file and line (or "--set"), the bad word and what would be right; an unknown key names
  * the nearest known one. All-or-nothing. */
-enum err_code settings_load(const char *path, const char *const *sets, unsigned n_set, struct settings **ret,
-                            struct err *e) __attribute__((warn_unused_result));
+enum err_code settings_load(const char *path, const char *const *sets, unsigned n_set,
+                            struct settings **ret, struct err *e)
+    __attribute__((warn_unused_result));
 void settings_free(struct settings *s);
 
-/* The value as text (never NULL; "" when empty), as a number (COUNT, BOOL as 0/1), bytes, milliseconds
+/* The value as text (never NULL; "" when empty), as a number (COUNT), bytes (not when it is auto), milliseconds
  * (SETTING_TIME_OFF when off) or index of a CHOICE. Asking for the wrong kind is a bug and asserts. */
 const char *settings_text(const struct settings *s, enum setting_id id);
 uint64_t settings_count(const struct settings *s, enum setting_id id);
-bool settings_is_auto(const struct settings *s, enum setting_id id); /* the value is the word "auto" */
+bool settings_is_auto(const struct settings *s,
+                      enum setting_id id); /* the value is the word "auto" */
 uint64_t settings_bytes(const struct settings *s, enum setting_id id);
 int64_t settings_ms(const struct settings *s, enum setting_id id);
 unsigned settings_choice(const struct settings *s, enum setting_id id);
