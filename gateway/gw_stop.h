@@ -34,6 +34,7 @@ struct gw_stop_config {
     const char *think_open,
         *think_close; /* both NULL: no splitting (reasoning_format none, or no such model) */
     bool open;        /* the prompt ends inside the thoughts */
+    bool open_bare;   /* and with the marker itself: a newline that comes first is dropped */
 };
 
 /* Text that can no longer change. `end`: pushed bytes that are settled with this segment, so a token whose bytes end at
