@@ -34,7 +34,7 @@ enum k_form { K_FORM_F32 = 1, K_FORM_Q32 = 2, K_FORM_Q256 = 4 };
 
 bool k_format_known(uint32_t format);
 enum k_form k_format_form(enum k_format format);
-uint32_t k_format_block(enum k_format format);       /* elements of a block */
+uint32_t k_format_block_elements(enum k_format format); /* elements of a block */
 uint32_t k_format_block_bytes(enum k_format format); /* bytes of a block */
 /* Bytes of n_out x n_in weights; n_in is a multiple of the block. */
 uint64_t k_format_bytes(enum k_format format, uint64_t n_out, uint64_t n_in);

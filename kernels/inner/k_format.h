@@ -1,0 +1,72 @@
+/* Block layouts of the weight formats (as in GGUF; see A5's table) and what each needs. All values little-endian. */
+#ifndef ISLET_K_FORMAT_H
+#define ISLET_K_FORMAT_H
+
+#include "kernels.h"
+
+enum {
+    K_BLOCK32 = 32,
+    K_BLOCK256 = 256
+};
+
+struct k_format_q4_0 {
+    uint16_t d;
+    uint8_t q[16]; /* element i: low nibble of q[i], element i + 16: high nibble; value q - 8 */
+};
+struct k_format_q8_0 {
+    uint16_t d;
+    int8_t q[32];
+};
+struct k_format_q4_k {
+    uint16_t d, dmin;
+    uint8_t scales[12]; /* 8 six-bit scales and mins: k_format_scale_min */
+    uint8_t q[128];     /* per 64 elements 32 bytes: low nibbles first, then high ones */
+};
+struct k_format_q5_k {
+    uint16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t high[32]; /* bit j of high[i]: fifth bit of element 32 * j + i */
+    uint8_t q[128];
+};
+struct k_format_q6_k {
+    uint8_t low[128]; /* per 128 elements 64 bytes of nibbles */
+    uint8_t high[64]; /* per 128 elements 32 bytes: two bits each of four elements */
+    int8_t scales[16];
+    uint16_t d;
+};
+
+/* Six-bit scale and min of sub-block j (0..7) of Q4_K and Q5_K. */
+static inline void k_format_scale_min(const uint8_t scales[12], int j, uint8_t *ret_scale,
+                                      uint8_t *ret_min)
+{
+    if (j < 4) {
+        *ret_scale = scales[j] & 63;
+        *ret_min = scales[j + 4] & 63;
+    } else {
+        *ret_scale = (uint8_t)((scales[j + 4] & 15) | ((scales[j - 4] >> 6) << 4));
+        *ret_min = (uint8_t)((scales[j + 4] >> 4) | ((scales[j] >> 6) << 4));
+    }
+}
+
+/* Integer weights of one block, in element order: Q4_K 0..15, Q5_K 0..31, Q6_K -32..31, Q4_0 -8..7, Q8_0 as stored. */
+void k_format_unpack(enum k_format format, const void *block, int8_t *ret);
+
+/* A quantised activation row (A4): per block its scale and integers, and their sums per 16 or 32 elements. A row of n
+ * elements has n/32 (n/256) blocks in a row; k_format_act_bytes gives the stride, a multiple of 64. */
+struct k_act32 {
+    float dx;
+    int32_t sum; /* of the 32 integers */
+    int8_t q[32];
+};
+struct k_act256 {
+    float dx;
+    int32_t sum32[8]; /* of each 32 integers */
+    int32_t pad[7];
+    int8_t q[256];
+};
+uint64_t k_format_act_bytes(enum k_form form, uint32_t n);
+
+/* The value t of one quantised weight block against one activation block (A5), scalar. */
+float k_format_block(enum k_format format, const void *block, const void *act_block);
+
+#endif
