@@ -148,7 +148,6 @@ static enum err_code settings_check(const struct settings_row *row, const char *
     for (const char *p = text; *p != '\0'; p++)
         if ((unsigned char)*p < ' ' || *p == 0x7F)
             return err_set(e, ERR_ARGUMENT, "a control character stands in the value");
-    *ret = 0;
     switch (row->kind) {
     case SETTINGS_COUNT:
         return settings_check_count(row, text, ret, e);
@@ -255,7 +254,7 @@ static enum err_code settings_put(struct settings *s, const struct settings_row 
 {
     struct settings_value *v = &s->values[row - settings_rows];
     struct err why = {.code = ERR_OK};
-    uint64_t number;
+    uint64_t number = 0;
     enum err_code rc = settings_check(row, text, &number, &why);
     if (rc != ERR_OK)
         return err_set(e, rc, "%s: [%s] %s = %s", origin != NULL ? origin : "default", row->section,

@@ -431,6 +431,9 @@ static bool log_send_journal(const struct log_record *r)
 
 void log_setup(enum log_level level, enum log_format format)
 {
+    /* sd_journal_sendv says 0 also where there is no journald: its lines would be lost. */
+    if (format == LOG_FORMAT_JOURNAL && access("/run/systemd/journal/socket", W_OK) != 0)
+        format = LOG_FORMAT_TEXT;
     atomic_store(&log_state.level, (int)level);
     atomic_store(&log_state.format, (int)format);
 }

@@ -6,7 +6,8 @@
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
 enum log_format { LOG_FORMAT_TEXT, LOG_FORMAT_JSON, LOG_FORMAT_JOURNAL };
 
-/* Sets what is written from now on. Safe before any other call; the default is INFO and TEXT. Any thread. */
+/* Sets what is written from now on. Safe before any other call; the default is INFO and TEXT. Any thread. JOURNAL
+ * on a machine without journald is TEXT. */
 void log_setup(enum log_level level, enum log_format format);
 enum log_level log_level(void);
 
