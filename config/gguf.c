@@ -44,7 +44,7 @@ struct gguf {
     const struct gguf_tensor **tensors_by_name;
 };
 
-/* ---- types and kinds -------------------------------------------------------------------------------------------- */
+/* ---- types and kinds ------------------------------------------------------------------------- */
 
 static const struct gguf_type_row {
     uint32_t type;
@@ -52,16 +52,21 @@ static const struct gguf_type_row {
     uint32_t block, bytes;
 } gguf_types[] = {
     /* clang-format off */
-    {GGUF_F32, "f32", 1, 4},          {GGUF_F16, "f16", 1, 2},          {GGUF_BF16, "bf16", 1, 2},
-    {GGUF_F64, "f64", 1, 8},          {GGUF_I8, "i8", 1, 1},            {GGUF_I16, "i16", 1, 2},
-    {GGUF_I32, "i32", 1, 4},          {GGUF_I64, "i64", 1, 8},          {GGUF_Q4_0, "q4_0", 32, 18},
-    {GGUF_Q4_1, "q4_1", 32, 20},      {GGUF_Q5_0, "q5_0", 32, 22},      {GGUF_Q5_1, "q5_1", 32, 24},
-    {GGUF_Q8_0, "q8_0", 32, 34},      {GGUF_IQ4_NL, "iq4_nl", 32, 18},  {GGUF_MXFP4, "mxfp4", 32, 17},
-    {GGUF_Q2_K, "q2_K", 256, 84},     {GGUF_Q3_K, "q3_K", 256, 110},    {GGUF_Q4_K, "q4_K", 256, 144},
-    {GGUF_Q5_K, "q5_K", 256, 176},    {GGUF_Q6_K, "q6_K", 256, 210},    {GGUF_IQ1_S, "iq1_s", 256, 50},
-    {GGUF_IQ1_M, "iq1_m", 256, 56},   {GGUF_IQ2_XXS, "iq2_xxs", 256, 66}, {GGUF_IQ2_XS, "iq2_xs", 256, 74},
-    {GGUF_IQ2_S, "iq2_s", 256, 82},   {GGUF_IQ3_XXS, "iq3_xxs", 256, 98}, {GGUF_IQ3_S, "iq3_s", 256, 110},
-    {GGUF_IQ4_XS, "iq4_xs", 256, 136}, {GGUF_TQ1_0, "tq1_0", 256, 54},  {GGUF_TQ2_0, "tq2_0", 256, 66},
+    {GGUF_F32, "f32", 1, 4},              {GGUF_F16, "f16", 1, 2},
+    {GGUF_BF16, "bf16", 1, 2},            {GGUF_F64, "f64", 1, 8},
+    {GGUF_I8, "i8", 1, 1},                {GGUF_I16, "i16", 1, 2},
+    {GGUF_I32, "i32", 1, 4},              {GGUF_I64, "i64", 1, 8},
+    {GGUF_Q4_0, "q4_0", 32, 18},          {GGUF_Q4_1, "q4_1", 32, 20},
+    {GGUF_Q5_0, "q5_0", 32, 22},          {GGUF_Q5_1, "q5_1", 32, 24},
+    {GGUF_Q8_0, "q8_0", 32, 34},          {GGUF_IQ4_NL, "iq4_nl", 32, 18},
+    {GGUF_MXFP4, "mxfp4", 32, 17},        {GGUF_Q2_K, "q2_K", 256, 84},
+    {GGUF_Q3_K, "q3_K", 256, 110},        {GGUF_Q4_K, "q4_K", 256, 144},
+    {GGUF_Q5_K, "q5_K", 256, 176},        {GGUF_Q6_K, "q6_K", 256, 210},
+    {GGUF_IQ1_S, "iq1_s", 256, 50},       {GGUF_IQ1_M, "iq1_m", 256, 56},
+    {GGUF_IQ2_XXS, "iq2_xxs", 256, 66},   {GGUF_IQ2_XS, "iq2_xs", 256, 74},
+    {GGUF_IQ2_S, "iq2_s", 256, 82},       {GGUF_IQ3_XXS, "iq3_xxs", 256, 98},
+    {GGUF_IQ3_S, "iq3_s", 256, 110},      {GGUF_IQ4_XS, "iq4_xs", 256, 136},
+    {GGUF_TQ1_0, "tq1_0", 256, 54},       {GGUF_TQ2_0, "tq2_0", 256, 66},
     /* clang-format on */
 };
 
@@ -99,7 +104,7 @@ static uint64_t gguf_load_u64(const uint8_t *p)
     return gguf_load_u32(p) | (uint64_t)gguf_load_u32(p + 4) << 32;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Where the reader stands, and what it is reading, for the texts of errors. */
 struct gguf_cursor {
@@ -179,7 +184,8 @@ static enum err_code gguf_take_text(struct gguf_cursor *c, struct gguf_text *ret
     return rc;
 }
 
-/* A key or tensor name: a text of 1..limit bytes without NUL, so that it can be printed and looked up. */
+/* A key or tensor name: a text of 1..limit bytes without NUL, so that it can be printed and looked
+ * up. */
 static enum err_code gguf_take_name(struct gguf_cursor *c, uint64_t limit, struct gguf_text *ret)
 {
     struct gguf_text name;
@@ -244,7 +250,8 @@ static enum err_code gguf_take_array(struct gguf_cursor *c, bool build, struct g
     return gguf_take_texts(c, count, a->index);
 }
 
-/* Reads one key. With `build` its array's index is allocated: the key then owns it, also after an error. */
+/* Reads one key. With `build` its array's index is allocated: the key then owns it, also after an
+ * error. */
 static enum err_code gguf_take_key(struct gguf_cursor *c, bool build, struct gguf_key *k)
 {
     uint32_t kind = 0;
@@ -344,8 +351,9 @@ static enum err_code gguf_take_start(struct gguf_cursor *c, struct gguf *g)
     return ERR_OK;
 }
 
-/* Reads the whole header. Called twice: first with `build` false, where nothing is stored and nothing allocated, so that
- * counts are known to be true before memory is asked for; then to fill g->keys and g->tensors. */
+/* Reads the whole header. Called twice: first with `build` false, where nothing is stored and
+ * nothing allocated, so that counts are known to be true before memory is asked for; then to fill
+ * g->keys and g->tensors. */
 static enum err_code gguf_walk(struct gguf_cursor *c, bool build, struct gguf *g)
 {
     enum err_code rc = gguf_take_start(c, g);
@@ -372,7 +380,7 @@ static enum err_code gguf_walk(struct gguf_cursor *c, bool build, struct gguf *g
     return rc;
 }
 
-/* ---- order and checks over the whole ---------------------------------------------------------------------------- */
+/* ---- order and checks over the whole --------------------------------------------------------- */
 
 static int gguf_compare(struct gguf_text a, struct gguf_text b)
 {
@@ -539,7 +547,7 @@ void gguf_free(struct gguf *g)
     alloc_free(g);
 }
 
-/* ---- what is there ---------------------------------------------------------------------------------------------- */
+/* ---- what is there --------------------------------------------------------------------------- */
 
 uint32_t gguf_version(const struct gguf *g)
 {
@@ -583,7 +591,7 @@ static const struct gguf_key *gguf_find(const struct gguf *g, const char *name)
     return found != NULL ? *found : NULL;
 }
 
-/* ---- values ----------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bool gguf_load_unsigned(enum gguf_kind kind, const uint8_t *p, uint64_t *ret)
 {

@@ -1,5 +1,6 @@
-/* GGUF v2/v3 header: bytes in memory to keys and tensors. No I/O, nothing trusted: every count, length, offset and
- * alignment is checked against the file size before use. Immutable after gguf_parse; any thread. */
+/* GGUF v2/v3 header: bytes in memory to keys and tensors. No I/O, nothing trusted: every count,
+ * length, offset and alignment is checked against the file size before use. Immutable after
+ * gguf_parse; any thread. */
 #ifndef ISLET_GGUF_H
 #define ISLET_GGUF_H
 
@@ -43,7 +44,8 @@ enum gguf_type {
     GGUF_MXFP4 = 39,
 };
 
-/* Elements and bytes of one block; name as llama.cpp prints it ("q4_K"). False for a type that is not known. */
+/* Elements and bytes of one block; name as llama.cpp prints it ("q4_K"). False for a type that is
+ * not known. */
 bool gguf_type_info(uint32_t type, const char **ret_name, uint32_t *ret_block, uint32_t *ret_bytes);
 
 enum gguf_kind {
@@ -79,9 +81,10 @@ struct gguf_tensor {
 
 struct gguf; /* header of one file */
 
-/* Parses a header. `header` holds the first n_header bytes of a file of file_size bytes and is borrowed for the call
- * only. If the header is longer than n_header but may be valid: ERR_LIMIT with *ret_need = bytes to try next.
- * Gives *ret; free with gguf_free. Errors: FORMAT (what, where), LIMIT, NOMEM. */
+/* Parses a header. `header` holds the first n_header bytes of a file of file_size bytes and is
+ * borrowed for the call only. If the header is longer than n_header but may be valid: ERR_LIMIT
+ * with *ret_need = bytes to try next. Gives *ret; free with gguf_free. Errors: FORMAT (what,
+ * where), LIMIT, NOMEM. */
 enum err_code gguf_parse(const uint8_t *header, size_t n_header, uint64_t file_size,
                          struct gguf **ret, uint64_t *ret_need, struct err *e)
     __attribute__((warn_unused_result));
@@ -95,20 +98,23 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g,
                                            const char *name); /* NULL: none; O(log n) */
 
-/* Keys. Each returns false when the key is missing or of a kind that does not convert without loss. */
+/* Keys. Each returns false when the key is missing or of a kind that does not convert without
+ * loss. */
 bool gguf_has(const struct gguf *g, const char *key);
 bool gguf_u64(const struct gguf *g, const char *key,
               uint64_t *ret); /* any non-negative integer kind */
 bool gguf_f64(const struct gguf *g, const char *key, double *ret); /* f32, f64 or an integer */
 bool gguf_bool(const struct gguf *g, const char *key, bool *ret);
 bool gguf_text(const struct gguf *g, const char *key, struct gguf_text *ret);
-/* Arrays: element kind and count; elements by index. Text access is O(1) (an index is built at parse). */
+/* Arrays: element kind and count; elements by index. Text access is O(1) (an index is built at
+ * parse). */
 bool gguf_array(const struct gguf *g, const char *key, enum gguf_kind *ret_kind,
                 uint64_t *ret_count);
 bool gguf_array_text(const struct gguf *g, const char *key, uint64_t i, struct gguf_text *ret);
 bool gguf_array_i64(const struct gguf *g, const char *key, uint64_t i, int64_t *ret);
 bool gguf_array_f64(const struct gguf *g, const char *key, uint64_t i, double *ret);
-/* Handle of an array for loops over many elements, so that the key is looked up once; NULL if there is none. */
+/* Handle of an array for loops over many elements, so that the key is looked up once; NULL if there
+ * is none. */
 struct gguf_array;
 const struct gguf_array *gguf_array_get(const struct gguf *g, const char *key);
 uint64_t gguf_array_count(const struct gguf_array *a);

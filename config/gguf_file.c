@@ -33,7 +33,7 @@ const char *gguf_file_label(const char *path)
     return slash != NULL && slash[1] != '\0' ? slash + 1 : end;
 }
 
-/* ---- names of parts --------------------------------------------------------------------------------------------- */
+/* ---- names of parts -------------------------------------------------------------------------- */
 
 /* Reads the end of a split file's name. False if it has none. */
 static bool gguf_file_split_name(const char *path, unsigned *ret_no, unsigned *ret_count)
@@ -67,7 +67,7 @@ static void gguf_file_part_path(const struct gguf_file *f, uint32_t file,
              f->n_files);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static enum err_code gguf_file_open_one(const char *path, int *ret_fd, uint64_t *ret_size,
                                         struct err *e)
@@ -116,7 +116,8 @@ static enum err_code gguf_file_pread(int fd, const char *path, uint64_t offset, 
     return ERR_OK;
 }
 
-/* Reads the header in growing steps: most fit into the first, those of large vocabularies take a few more. */
+/* Reads the header in growing steps: most fit into the first, those of large vocabularies take a
+ * few more. */
 static enum err_code gguf_file_read_header(struct gguf_file *f, uint32_t file, const char *path,
                                            struct err *e)
 {
@@ -366,7 +367,7 @@ enum err_code gguf_file_read(const struct gguf_file *f, uint32_t file, uint64_t 
     return gguf_file_pread(f->fds[file], path, offset, out, n, e);
 }
 
-/* ---- digests ---------------------------------------------------------------------------------------------------- */
+/* ---- digests --------------------------------------------------------------------------------- */
 
 static void gguf_file_hash_u64(XXH3_state_t *state, uint64_t value)
 {

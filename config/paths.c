@@ -13,7 +13,8 @@ enum {
     PATHS_SUN_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path) - 1
 };
 
-/* The value of an environment variable that holds an absolute path; others are ignored, as the XDG rules say. */
+/* The value of an environment variable that holds an absolute path; others are ignored, as the XDG
+ * rules say. */
 static const char *paths_environment(const char *name)
 {
     const char *value = getenv(name);
@@ -29,7 +30,8 @@ static enum err_code paths_join(char *ret, size_t n, struct err *e, const char *
     return ERR_OK;
 }
 
-/* Creates the directory and those above it, 0700, where missing; the last one must be ours and not everybody's. */
+/* Creates the directory and those above it, 0700, where missing; the last one must be ours and not
+ * everybody's. */
 static enum err_code paths_make(char *path, struct err *e)
 {
     struct stat st;

@@ -19,7 +19,7 @@ enum {
     SETTINGS_HELP_WIDTH = 98,
 };
 
-/* ---- the table -------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 enum settings_kind {
     SETTINGS_TEXT,
@@ -74,7 +74,7 @@ static bool settings_explains(const struct settings_row *row, const char *word)
     return found != NULL && found[strlen(word)] == ':';
 }
 
-/* ---- checking a value ------------------------------------------------------------------------------------------- */
+/* ---- checking a value ------------------------------------------------------------------------ */
 
 static enum err_code settings_check_count(const struct settings_row *row, const char *text,
                                           uint64_t *ret, struct err *e)
@@ -168,7 +168,7 @@ static enum err_code settings_check(const struct settings_row *row, const char *
     return ERR_OK;
 }
 
-/* ---- nearest name ----------------------------------------------------------------------------------------------- */
+/* ---- nearest name ---------------------------------------------------------------------------- */
 
 enum {
     SETTINGS_NAME_BYTES = 64
@@ -237,7 +237,7 @@ static enum err_code settings_refuse_key(const char *where, const char *section,
                    settings_section_known(section) ? "key" : "section", section, key);
 }
 
-/* ---- setting a value -------------------------------------------------------------------------------------------- */
+/* ---- setting a value ------------------------------------------------------------------------- */
 
 static const struct settings_row *settings_find(const char *section, const char *key)
 {
@@ -272,7 +272,7 @@ static enum err_code settings_put(struct settings *s, const struct settings_row 
     return ERR_OK;
 }
 
-/* ---- the file --------------------------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 struct settings_reader {
     struct settings *settings;
@@ -291,8 +291,9 @@ static enum err_code settings_refuse_line(struct settings_reader *r, enum err_co
     return r->rc;
 }
 
-/* Gives libinih one line as fgets would, without its indent: libinih takes an indented line for more of the value before
- * it. A line that does not fit is refused, since libinih would cut it without a word. */
+/* Gives libinih one line as fgets would, without its indent: libinih takes an indented line for
+ * more of the value before it. A line that does not fit is refused, since libinih would cut it
+ * without a word. */
 static char *settings_read_line(char *line, int room, void *stream)
 {
     struct settings_reader *r = stream;
@@ -454,7 +455,7 @@ static enum err_code settings_read_usual(struct settings *s, struct err *e)
     return rc;
 }
 
-/* ---- --set ------------------------------------------------------------------------------------------------------ */
+/* ---- --set ----------------------------------------------------------------------------------- */
 
 /* "section.key=value" */
 static enum err_code settings_override(struct settings *s, const char *set, struct err *e)
@@ -472,7 +473,7 @@ static enum err_code settings_override(struct settings *s, const char *set, stru
     return settings_put(s, row, equals + 1, "--set", e);
 }
 
-/* ---- public ----------------------------------------------------------------------------------------------------- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 enum err_code settings_load(const char *path, const char *const *sets, unsigned n_set,
                             struct settings **ret, struct err *e)

@@ -19,7 +19,7 @@ enum {
     SHAPE_MAX_FF = 65536,
 };
 
-/* ---- architectures ---------------------------------------------------------------------------------------------- */
+/* ---- architectures --------------------------------------------------------------------------- */
 
 enum shape_role {
     SHAPE_TOKEN_EMBD,
@@ -74,7 +74,8 @@ enum {
     SHAPE_ROWS = sizeof shape_rows / sizeof shape_rows[0]
 };
 
-/* Keys that change results where they are not neutral, and that no forward pass of ours looks at. */
+/* Keys that change results where they are not neutral, and that no forward pass of ours looks
+ * at. */
 static const struct {
     const char *key;
     double neutral, also_neutral;
@@ -104,7 +105,7 @@ static const struct {
     {"use_parallel_residual", false},
 };
 
-/* ---- keys ------------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* The keys of one file, seen under an architecture's prefix. */
 struct shape_keys {
@@ -405,7 +406,7 @@ enum err_code shape_from_file(const struct gguf_file *f, struct model_shape *ret
     return ERR_OK;
 }
 
-/* ---- tensors ---------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 bool shape_type_supported(uint32_t gguf_type)
 {
@@ -432,7 +433,8 @@ struct shape_binder {
     struct err *e;
 };
 
-/* Dimensions that a role's tensor must have; missing ones are 1. F32 alone for norms and the router. */
+/* Dimensions that a role's tensor must have; missing ones are 1. F32 alone for norms and the
+ * router. */
 static void shape_wanted(const struct model_shape *s, enum shape_role role, uint64_t ret_dims[3],
                          bool *ret_f32)
 {
@@ -526,7 +528,8 @@ static enum err_code shape_bind_layer(const struct shape_binder *b, uint32_t lay
     return rc;
 }
 
-/* A tensor that the pass would not look at (a bias, say) means that the answers would be another model's. */
+/* A tensor that the pass would not look at (a bias, say) means that the answers would be another
+ * model's. */
 static enum err_code shape_refuse_unused(const struct shape_binder *b)
 {
     for (size_t i = 0; i < b->f->n_tensors; i++) {

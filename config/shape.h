@@ -1,5 +1,6 @@
-/* What a model is: sizes and features, from the metadata of its file. An architecture is a row of features and a table of
- * tensor names (shape.c); there is one forward pass. Immutable once filled. */
+/* What a model is: sizes and features, from the metadata of its file. An architecture is a row of
+ * features and a table of tensor names (shape.c); there is one forward pass. Immutable once
+ * filled. */
 #ifndef ISLET_SHAPE_H
 #define ISLET_SHAPE_H
 
@@ -43,7 +44,8 @@ struct model_shape {
     uint64_t n_params;     /* elements of all tensors */
 };
 
-/* One layer's tensors, each checked for its dimensions and a supported type. Lent by the gguf_file. */
+/* One layer's tensors, each checked for its dimensions and a supported type. Lent by the
+ * gguf_file. */
 struct shape_layer {
     const struct gguf_tensor *attn_norm, *q, *k, *v, *q_norm, *k_norm, *attn_output;
     const struct gguf_tensor *ffn_norm, *router, *gate, *up,
@@ -56,13 +58,15 @@ struct shape_tensors {
     struct shape_layer *layers; /* [n_layer] */
 };
 
-/* Fills *ret from keys and tensor table. ERR_UNSUPPORTED: an architecture or feature that is not built in, named, with
- * the list of those that are; ERR_FORMAT: a missing or absurd key, named with value and limit. */
+/* Fills *ret from keys and tensor table. ERR_UNSUPPORTED: an architecture or feature that is not
+ * built in, named, with the list of those that are; ERR_FORMAT: a missing or absurd key, named with
+ * value and limit. */
 enum err_code shape_from_file(const struct gguf_file *f, struct model_shape *ret, struct err *e)
     __attribute__((warn_unused_result));
 
-/* Finds and checks every tensor the shape needs. Gives ret->layers; free with shape_tensors_done. ERR_FORMAT names the
- * tensor with its dimensions and those that would be right; ERR_UNSUPPORTED names a type without kernels. */
+/* Finds and checks every tensor the shape needs. Gives ret->layers; free with shape_tensors_done.
+ * ERR_FORMAT names the tensor with its dimensions and those that would be right; ERR_UNSUPPORTED
+ * names a type without kernels. */
 enum err_code shape_bind(const struct gguf_file *f, const struct model_shape *shape,
                          struct shape_tensors *ret, struct err *e)
     __attribute__((warn_unused_result));

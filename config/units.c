@@ -30,7 +30,8 @@ static const struct units_row units_times[] = {
     {"ms", 1}, {"s", 1000}, {"min", 60000}, {"h", 3600000}, {NULL, 0},
 };
 
-/* "12", "1.5": whole part and up to nine digits behind the point. Returns the rest, or NULL if there is no number. */
+/* "12", "1.5": whole part and up to nine digits behind the point. Returns the rest, or NULL if
+ * there is no number. */
 static const char *units_number(const char *p, uint64_t *ret_whole, uint64_t *ret_nano)
 {
     uint64_t whole = 0, nano = 0, weight = 100000000;
@@ -51,7 +52,8 @@ static const char *units_number(const char *p, uint64_t *ret_whole, uint64_t *re
     return p;
 }
 
-/* The value in the smallest unit of `rows`, a remainder below it dropped. `example` shows what would be right. */
+/* The value in the smallest unit of `rows`, a remainder below it dropped. `example` shows what
+ * would be right. */
 static enum err_code units_parse(const char *text, const struct units_row *rows,
                                  const char *example, uint64_t *ret, struct err *e)
 {

@@ -1,4 +1,5 @@
-/* "12 GiB", "50 ms": sizes and times with units, both ways. A bare number is refused where a unit could be meant. */
+/* "12 GiB", "50 ms": sizes and times with units, both ways. A bare number is refused where a unit
+ * could be meant. */
 #ifndef ISLET_UNITS_H
 #define ISLET_UNITS_H
 
@@ -6,10 +7,13 @@
 
 #include "err.h"
 
-/* B KiB MiB GiB TiB (and kB MB GB TB, decimal); a fraction is allowed ("1.5 GiB"); 0 needs no unit. */
-enum err_code units_parse_bytes(const char *text, uint64_t *ret, struct err *e) __attribute__((warn_unused_result));
+/* B KiB MiB GiB TiB (and kB MB GB TB, decimal); a fraction is allowed ("1.5 GiB"); 0 needs no
+ * unit. */
+enum err_code units_parse_bytes(const char *text, uint64_t *ret, struct err *e)
+    __attribute__((warn_unused_result));
 /* ms s min h -> milliseconds; 0 needs no unit. */
-enum err_code units_parse_ms(const char *text, int64_t *ret, struct err *e) __attribute__((warn_unused_result));
+enum err_code units_parse_ms(const char *text, int64_t *ret, struct err *e)
+    __attribute__((warn_unused_result));
 
 struct units_text {
     char s[32];

@@ -1,6 +1,6 @@
-/* Heap with a tag: counted, capped, and able to fail the Nth time. Every allocation of Islet's own goes through here.
- * Any thread. A returned block belongs to the caller until alloc_free. NULL means: cap reached, no memory, or a
- * failure asked for by a test; callers report ERR_NOMEM. */
+/* Heap with a tag: counted, capped, and able to fail the Nth time. Every allocation of Islet's own
+ * goes through here. Any thread. A returned block belongs to the caller until alloc_free. NULL
+ * means: cap reached, no memory, or a failure asked for by a test; callers report ERR_NOMEM. */
 #ifndef ISLET_ALLOC_H
 #define ISLET_ALLOC_H
 
@@ -19,17 +19,21 @@ enum alloc_tag {
     ALLOC_N
 };
 
-void *alloc_get(enum alloc_tag tag, size_t bytes);                  /* not cleared; bytes 0 gives a block of 1 */
-void *alloc_zero(enum alloc_tag tag, size_t count, size_t bytes);   /* count * bytes checked; cleared */
-void *alloc_resize(enum alloc_tag tag, void *block, size_t bytes);  /* as realloc; on NULL the old block stays */
-void *alloc_aligned(enum alloc_tag tag, size_t align, size_t bytes); /* align: power of two >= 16 */
-char *alloc_text(enum alloc_tag tag, const char *text, size_t n);   /* copy with a NUL behind */
-void alloc_free(void *block);                                       /* NULL is fine; knows its own tag */
+void *alloc_get(enum alloc_tag tag, size_t bytes); /* not cleared; bytes 0 gives a block of 1 */
+/* count * bytes, checked for overflow; cleared. */
+void *alloc_zero(enum alloc_tag tag, size_t count, size_t bytes);
+/* As realloc; on NULL the old block stays. Not for blocks of alloc_aligned. */
+void *alloc_resize(enum alloc_tag tag, void *block, size_t bytes);
+/* align: a power of two >= 16. */
+void *alloc_aligned(enum alloc_tag tag, size_t align, size_t bytes);
+char *alloc_text(enum alloc_tag tag, const char *text, size_t n); /* copy with a NUL behind */
+void alloc_free(void *block); /* NULL is fine; knows its own tag */
 
 uint64_t alloc_used_bytes(enum alloc_tag tag);
 uint64_t alloc_live_blocks(void);
 void alloc_cap(enum alloc_tag tag, uint64_t bytes); /* 0: no cap */
-/* The nth call from now (1 = the next) returns NULL; with `forever` all later ones too. 0 switches it off. */
+/* The nth call from now (1 = the next) returns NULL; with `forever` all later ones too. 0 switches
+ * it off. */
 void alloc_fail_at(uint64_t nth, int forever);
 const char *alloc_tag_name(enum alloc_tag tag);
 

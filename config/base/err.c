@@ -5,8 +5,9 @@
 
 #include "utf8.h"
 
-/* Names in outside data may hold anything; an error text is one line of valid UTF-8 all the same: control characters
- * and ill-formed bytes become '?', and a sequence that the ceiling cut in two goes. */
+/* Names in outside data may hold anything; an error text is one line of valid UTF-8 all the same:
+ * control characters and ill-formed bytes become '?', and a sequence that the ceiling cut in two
+ * goes. */
 static void err_clean(char *text)
 {
     size_t n = strlen(text), i = 0;

@@ -1,7 +1,9 @@
-/* Errors: a code that says what the caller can do, and one clear line that names the thing, the value and the limit.
+/* Errors: a code that says what the caller can do, and one clear line that names the thing, the
+ * value and the limit.
  *
- * Fallible functions return `enum err_code` and take `struct err *e` last. *e is written only on failure; the first
- * error wins, so a cleanup path that fails again does not hide the cause. e may be NULL. */
+ * Fallible functions return `enum err_code` and take `struct err *e` last. *e is written only on
+ * failure; the first error wins, so a cleanup path that fails again does not hide the cause. e may
+ * be NULL. */
 #ifndef ISLET_ERR_H
 #define ISLET_ERR_H
 
@@ -29,15 +31,18 @@ struct err {
     char text[240];     /* one line, no newline; cut at the end if longer */
 };
 
-/* Records the error unless *e already holds one. Returns `code`, so that `return err_set(...)` works. */
-enum err_code err_set(struct err *e, enum err_code code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Records the error unless *e already holds one. Returns `code`, so that `return err_set(...)`
+ * works. */
+enum err_code err_set(struct err *e, enum err_code code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* As err_set, and appends ": <strerror(os_errno)>". */
 enum err_code err_set_os(struct err *e, enum err_code code, int os_errno, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 /* Puts "<prefix>: " in front of the text that is there. Returns e->code (ERR_OK when e is NULL). */
-enum err_code err_wrap(struct err *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+enum err_code err_wrap(struct err *e, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* "busy", "limit", ...; never NULL. */
 const char *err_code_name(enum err_code code);

@@ -16,8 +16,10 @@ enum fault_point {
     FAULT_N
 };
 
-void fault_setup(void); /* reads ISLET_CRASH_AT; call once from main. A bad value is a message on stderr and exit 78 */
-bool fault_hit(enum fault_point point); /* counts the pass; crashes or returns true if armed for this one */
+/* Reads ISLET_CRASH_AT; call once from main. A bad value is one line on stderr and exit 78. */
+void fault_setup(void);
+/* Counts the pass; crashes or returns true if armed for this one. */
+bool fault_hit(enum fault_point point);
 void fault_arm(enum fault_point point, uint64_t nth, bool forever);
 void fault_list(FILE *out);
 

@@ -1,4 +1,5 @@
-/* Intrusive doubly linked list: a head and nodes inside the owner's struct. list_init before use. */
+/* Intrusive doubly linked list: a head and nodes inside the owner's struct. list_init before
+ * use. */
 #ifndef ISLET_LIST_H
 #define ISLET_LIST_H
 
@@ -45,9 +46,10 @@ static inline void list_remove(struct list *node)
     list_init(node);
 }
 
-#define list_entry(node, type, member) ((type *)(void *)((char *)(node) - offsetof(type, member)))
-#define list_each(it, head) for (struct list *it = (head)->next; it != (head); it = it->next)
-#define list_each_safe(it, head) \
-    for (struct list *it = (head)->next, *it##_next = it->next; it != (head); it = it##_next, it##_next = it->next)
+#define list_entry(node, type, member) ((type *)(void *)((char *)(node)-offsetof(type, member)))
+#define list_each(it, head)            for (struct list *it = (head)->next; it != (head); it = it->next)
+#define list_each_safe(it, head)                                              \
+    for (struct list *it = (head)->next, *it##_next = it->next; it != (head); \
+         it = it##_next, it##_next = it->next)
 
 #endif

@@ -54,7 +54,7 @@ struct log_line {
     bool full;
 };
 
-/* ---- format and arguments to fields --------------------------------------------------------------------------- */
+/* ---- format and arguments to fields ---------------------------------------------------------- */
 
 static void log_put(struct log_record *r, struct log_field *f, const char *text, size_t n)
 {
@@ -119,7 +119,8 @@ static uint64_t log_unsigned(struct log_args *args, const char *length)
     return va_arg(args->list, unsigned);
 }
 
-/* Converts the one argument that `spec` (from '%', flags and width up to before the length) and `conversion` ask for. */
+/* Converts the one argument that `spec` (from '%', flags and width up to before the length) and
+ * `conversion` ask for. */
 static void log_convert_number(struct log_record *r, struct log_field *f, const char *spec,
                                const char *length, char conversion, struct log_args *args)
 {
@@ -232,7 +233,7 @@ static void log_parse(struct log_record *r, const char *p, struct log_args *args
     }
 }
 
-/* ---- fields to a line ------------------------------------------------------------------------------------------ */
+/* ---- fields to a line ------------------------------------------------------------------------ */
 
 static void log_add(struct log_line *l, const char *text, size_t n)
 {
@@ -380,7 +381,7 @@ static void log_render_json(struct log_line *l, const struct log_record *r)
     log_end(l, r->cut || l->full ? ",\"cut\":1}\n" : "}\n");
 }
 
-/* ---- where lines go --------------------------------------------------------------------------------------------- */
+/* ---- where lines go -------------------------------------------------------------------------- */
 
 static void log_write(const char *data, size_t n)
 {
@@ -402,7 +403,8 @@ static size_t log_journal_field(char *out, size_t room, const char *key, size_t 
     return n < 0 ? 0 : (size_t)n < room ? (size_t)n : room - 1;
 }
 
-/* True if journald took it. The keys are fields of the same names in capitals, with ISLET_ before. */
+/* True if journald took it. The keys are fields of the same names in capitals, with ISLET_
+ * before. */
 static bool log_send_journal(const struct log_record *r)
 {
     static const int priority[] = {3, 4, 6, 7};

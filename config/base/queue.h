@@ -14,7 +14,8 @@ void queue_free(struct queue *q);         /* NULL is fine; what is still inside 
 bool queue_push(struct queue *q, void *item);
 /* NULL when empty. */
 void *queue_pop(struct queue *q);
-/* Waits up to timeout_ms (negative: for ever) until there is an item or queue_wake is called; does not take it. */
+/* Waits up to timeout_ms (negative: for ever) until there is an item or queue_wake is called; does
+ * not take it. */
 void queue_wait(struct queue *q, int64_t timeout_ms);
 /* Ends a present or the next queue_wait without an item. */
 void queue_wake(struct queue *q);

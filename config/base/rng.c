@@ -44,7 +44,8 @@ void rng_system(void *ret, unsigned n)
         ssize_t got = getrandom(p, n, 0);
         if (got < 0 && errno == EINTR)
             continue;
-        /* Guessable request ids would be worse than a crash, and Linux has had the call since 3.17. */
+        /* Guessable request ids would be worse than a crash, and Linux has had the call since
+         * 3.17. */
         if (got <= 0)
             abort();
         p += got;

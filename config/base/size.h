@@ -1,4 +1,5 @@
-/* Checked arithmetic for sizes that come from files and peers. Each returns false on overflow and leaves *ret alone. */
+/* Checked arithmetic for sizes that come from files and peers. Each returns false on overflow and
+ * leaves *ret alone. */
 #ifndef ISLET_SIZE_H
 #define ISLET_SIZE_H
 

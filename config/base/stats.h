@@ -21,11 +21,15 @@ static inline void stats_set(struct stats_counter *c, uint64_t n)
 
 static inline uint64_t stats_get(const struct stats_counter *c)
 {
-    return atomic_load_explicit(&((struct stats_counter *)(uintptr_t)c)->value, memory_order_relaxed);
+    return atomic_load_explicit(&((struct stats_counter *)(uintptr_t)c)->value,
+                                memory_order_relaxed);
 }
 
-/* Histogram of durations with power-of-two buckets: bucket i counts values in [2^i, 2^(i+1)) microseconds. */
-enum { STATS_BUCKETS = 32 };
+/* Histogram of durations with power-of-two buckets: bucket i counts values in [2^i, 2^(i+1))
+ * microseconds. */
+enum {
+    STATS_BUCKETS = 32
+};
 struct stats_histogram {
     struct stats_counter bucket[STATS_BUCKETS];
     struct stats_counter sum_us, count;

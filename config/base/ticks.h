@@ -1,4 +1,5 @@
-/* Monotonic time as a handle, so that tests move it by hand. Wall-clock time exists only for log lines and `created`. */
+/* Monotonic time as a handle, so that tests move it by hand. Wall-clock time exists only for log
+ * lines and `created`. */
 #ifndef ISLET_TICKS_H
 #define ISLET_TICKS_H
 

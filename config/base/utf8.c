@@ -3,7 +3,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* Table 3-7 of the Unicode standard: the range of the second byte depends on the first; later ones are 80..BF. */
+/* Table 3-7 of the Unicode standard: the range of the second byte depends on the first; later ones
+ * are 80..BF. */
 int utf8_sequence(const uint8_t *p, size_t n)
 {
     uint8_t first = p[0], low = 0x80, high = 0xBF;
@@ -87,8 +88,8 @@ static void utf8_replacement(struct buf *out)
     buf_append(out, "\xEF\xBF\xBD", 3);
 }
 
-/* Takes one sequence or ill-formed part that begins in the waiting tail. Returns how many of the n new bytes it used,
- * all of them when it still waits. */
+/* Takes one sequence or ill-formed part that begins in the waiting tail. Returns how many of the n
+ * new bytes it used, all of them when it still waits. */
 static size_t utf8_gate_tail(struct utf8_gate *g, const uint8_t *p, size_t n, struct buf *out)
 {
     size_t used = 0;
@@ -100,7 +101,8 @@ static size_t utf8_gate_tail(struct utf8_gate *g, const uint8_t *p, size_t n, st
             utf8_replacement(out);
         size_t taken = (size_t)(k < 0 ? -k : k);
         if (taken > 0) {
-            /* A byte that proved the tail ill-formed may begin something itself: it is given back. */
+            /* A byte that proved the tail ill-formed may begin something itself: it is given
+             * back. */
             size_t back = g->n_tail - taken;
             assert(back <= 1 && back <= used);
             g->n_tail = 0;

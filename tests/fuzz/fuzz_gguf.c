@@ -1,5 +1,6 @@
-/* GGUF headers: any bytes either make a model or one clear line, and leave nothing behind. The file seems to have 256 KiB of
- * zeros behind the input, so that the tensors of a header have room without the corpus holding weights. */
+/* GGUF headers: any bytes either make a model or one clear line, and leave nothing behind. The file
+ * seems to have 256 KiB of zeros behind the input, so that the tensors of a header have room
+ * without the corpus holding weights. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

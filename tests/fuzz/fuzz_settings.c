@@ -1,4 +1,5 @@
-/* islet.conf and --set: any bytes either make settings or one clear line, and leave nothing behind. */
+/* islet.conf and --set: any bytes either make settings or one clear line, and leave nothing
+ * behind. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

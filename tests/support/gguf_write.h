@@ -1,11 +1,12 @@
-/* A small GGUF writer for tests: keys and tensors in, a file or its bytes out. Little-endian, tensors in the order given,
- * each at the next multiple of the alignment. It checks nothing, so that bad files can be made too; running out of memory
- * or an unwritable path ends the test. Not for any thread but its owner's.
+/* A small GGUF writer for tests: keys and tensors in, a file or its bytes out. Little-endian,
+ * tensors in the order given, each at the next multiple of the alignment. It checks nothing, so
+ * that bad files can be made too; running out of memory or an unwritable path ends the test. Not
+ * for any thread but its owner's.
  *
  *     struct gguf_write *w = gguf_write_new();
  *     gguf_write_text(w, "general.architecture", "qwen3moe");
  *     gguf_write_u32(w, "qwen3moe.block_count", 2);
- *     gguf_write_tensor(w, "output_norm.weight", GGUF_F32, 1, (const uint64_t[]){64}, norm, sizeof norm);
+ *     gguf_write_tensor(w, "output_norm.weight", GGUF_F32, 1, dims, norm, sizeof norm);
  *     gguf_write_file(w, path);
  *     gguf_write_free(w); */
 #ifndef ISLET_GGUF_WRITE_H
@@ -33,7 +34,8 @@ void gguf_write_text(struct gguf_write *w, const char *key, const char *value);
 void gguf_write_texts(struct gguf_write *w, const char *key, const char *const *values, size_t n);
 void gguf_write_i32s(struct gguf_write *w, const char *key, const int32_t *values, size_t n);
 void gguf_write_f32s(struct gguf_write *w, const char *key, const float *values, size_t n);
-/* Any kind (enum gguf_kind, or a wrong number) with the bytes of its value as they shall stand in the file. */
+/* Any kind (enum gguf_kind, or a wrong number) with the bytes of its value as they shall stand in
+ * the file. */
 void gguf_write_raw(struct gguf_write *w, const char *key, uint32_t kind, const void *value,
                     size_t n);
 
@@ -46,7 +48,8 @@ size_t gguf_write_tensor_bytes(uint32_t type, uint32_t n_dims, const uint64_t *d
 void gguf_write_tensor_at(struct gguf_write *w, const char *name, uint32_t type, uint32_t n_dims,
                           const uint64_t *dims, const void *data, size_t n_data, uint64_t offset);
 
-/* The whole file; the caller frees it with alloc_free. *ret_header: bytes before the padding; may be NULL. */
+/* The whole file; the caller frees it with alloc_free. *ret_header: bytes before the padding; may
+ * be NULL. */
 uint8_t *gguf_write_bytes(struct gguf_write *w, size_t *ret_size, size_t *ret_header);
 void gguf_write_file(struct gguf_write *w, const char *path);
 

@@ -13,7 +13,8 @@
 
 #include "fault.h"
 
-/* Runs fn in a child with ISLET_CRASH_AT = setting; gives its wait status and what it wrote on stderr. */
+/* Runs fn in a child with ISLET_CRASH_AT = setting; gives its wait status and what it wrote on
+ * stderr. */
 static int in_child(const char *setting, void (*fn)(void), char *ret_text, size_t n)
 {
     int ends[2], status;

@@ -56,7 +56,8 @@ static void test_log_every_length_takes_its_argument(void **state)
     capture_start();
     log_info("a", "b",
              "c=%c hh=%hhd h=%hd l=%ld ll=%lld z=%zd j=%jd lu=%lu llu=%llu w=%3d p=%d%% e=%s", 'q',
-             -3, -300, -3L, -4LL, (ssize_t)-5, (intmax_t)-6, 7UL, 8ULL, 9, 10, "end");
+             (signed char)-3, (short)-300, -3L, -4LL, (ssize_t)-5, (intmax_t)-6, 7UL, 8ULL, 9, 10,
+             "end");
     assert_string_equal(capture_end(), "info a b c=q hh=-3 h=-300 l=-3 ll=-4 z=-5 j=-6 lu=7 llu=8 "
                                        "w=\"  9\" p=10% e=end\n");
 }

@@ -27,8 +27,8 @@ enum {
     FF = 32
 };
 
-/* One change to a correct model. kind: u f t b i (array) add or replace a key, '-' drops it, 'T' gives a tensor another type
- * and dims, 'D' drops it, 'A' adds one. */
+/* One change to a correct model. kind: u f t b i (array) add or replace a key, '-' drops it, 'T'
+ * gives a tensor another type and dims, 'D' drops it, 'A' adds one. */
 struct change {
     char kind;
     const char *name;

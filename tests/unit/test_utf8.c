@@ -9,8 +9,8 @@
 #include "guard_page.h"
 #include "utf8.h"
 
-/* Whether the n bytes are one well-formed sequence, told by encoding: an oracle that shares nothing with the parser's
- * table. */
+/* Whether the n bytes are one well-formed sequence, told by encoding: an oracle that shares nothing
+ * with the parser's table. */
 static bool oracle_whole(const uint8_t *p, size_t n)
 {
     static const uint8_t lead[5] = {0, 0x7F, 0x1F, 0x0F, 0x07};
