@@ -621,11 +621,11 @@ void settings_print_help(FILE *out)
 void settings_print_example(FILE *out)
 {
     const char *section = "";
-    fputs(
-        "# islet.conf: the settings of isletd and islet-gateway. Every key stands here with its default.\n"
-        "# Sizes: 12 GiB, 1.5 MiB. Times: 50 ms, 2 min. A comment begins a line with # or ;, or follows a\n"
-        "# value after \" ;\". Also: --set section.key=value. A line has at most 198 bytes.\n",
-        out);
+    fputs("# islet.conf: the settings of isletd and islet-gateway, every key with its default.\n"
+          "# Sizes: 12 GiB, 1.5 MiB. Times: 50 ms, 2 min. A comment begins a line with # or ;, or\n"
+          "# follows a value after \" ;\". A line has at most 198 bytes; --set section.key=value\n"
+          "# has no such limit and overrides this file.\n",
+          out);
     for (size_t i = 0; i < SETTING_N; i++) {
         const struct settings_row *row = &settings_rows[i];
         if (strcmp(section, row->section) != 0)
