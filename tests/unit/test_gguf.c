@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -191,6 +192,40 @@ static void test_gguf_every_byte_changed_never_crashes(void **state)
     gguf_write_free(w);
 }
 
+/* The header of a shipped model, in a file of its true size: one line for every cut and every byte
+ * changed. */
+static void test_gguf_real_header_cut_and_changed_gives_one_line(void **state)
+{
+    (void)state;
+    enum {
+        HEADER = 7306,
+        FILE_SIZE = 261792
+    };
+    static uint8_t bytes[HEADER];
+    FILE *file = fopen(ISLET_TEST_DIR "/models/random/qwen3moe-q8_0.gguf", "re");
+    assert_non_null(file);
+    assert_int_equal(fread(bytes, 1, HEADER, file), HEADER);
+    fclose(file);
+    for (size_t at = 0; at <= HEADER; at++) {
+        struct gguf *g;
+        uint64_t need;
+        struct err e = {.code = ERR_OK};
+        enum err_code rc = parse(bytes, at, FILE_SIZE, &g, &need, &e);
+        assert_int_equal(rc, at < HEADER ? ERR_LIMIT : ERR_OK);
+        assert_true(at == HEADER || (need > at && need <= HEADER));
+        gguf_free(g);
+        if (at == HEADER)
+            break;
+        e.code = ERR_OK;
+        e.text[0] = '\0';
+        bytes[at] ^= 0xFF;
+        rc = parse(bytes, HEADER, FILE_SIZE, &g, &need, &e);
+        assert_true((rc == ERR_OK) == (e.text[0] == '\0') && strchr(e.text, '\n') == NULL);
+        gguf_free(g);
+        bytes[at] ^= 0xFF;
+    }
+}
+
 static void test_gguf_start_of_the_file_is_checked(void **state)
 {
     (void)state;
@@ -368,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_gguf_values_convert_only_without_loss),
         cmocka_unit_test(test_gguf_header_cut_at_every_position),
         cmocka_unit_test(test_gguf_every_byte_changed_never_crashes),
+        cmocka_unit_test(test_gguf_real_header_cut_and_changed_gives_one_line),
         cmocka_unit_test(test_gguf_start_of_the_file_is_checked),
         cmocka_unit_test(test_gguf_hostile_keys_are_refused),
         cmocka_unit_test(test_gguf_hostile_tensors_are_refused),
