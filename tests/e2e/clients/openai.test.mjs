@@ -255,7 +255,7 @@ test('row 22: thoughts come as reasoning_content', async () => {
       content += e.choices[0]?.delta?.content ?? '';
     }
     assert.equal(reasoning, 'The user wants a number; I know one.');
-    assert.equal(content, '\nIt is forty-two \u{1F600}!'.trimStart());
+    assert.equal(content, '\nIt is forty-two \u{1F600}!');
   } finally {
     await s.stop();
   }
