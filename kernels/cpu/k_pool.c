@@ -12,16 +12,18 @@
 
 #include "alloc.h"
 
-enum { SPINS = 2000 }; /* pauses: some 10-40 us before a thread sleeps */
+enum {
+    SPINS = 2000
+}; /* pauses: some 10-40 us before a thread sleeps */
 
 /* `ticket` holds the job's number in its high half and the next piece in its low half. A piece belongs to whoever moves
  * the low half on by compare-and-swap; that succeeds only while the job is the one whose fields were read before it, so
  * a helper that wakes late cannot take a piece of a job that it knows nothing of. */
 struct k_pool {
     _Alignas(64) _Atomic uint64_t ticket;
-    _Alignas(64) _Atomic uint32_t done;    /* pieces finished of this job */
-    _Atomic uint32_t waiting;              /* the caller sleeps on `done` */
-    _Alignas(64) _Atomic uint32_t wake;    /* changes with every job; helpers sleep on it */
+    _Alignas(64) _Atomic uint32_t done; /* pieces finished of this job */
+    _Atomic uint32_t waiting;           /* the caller sleeps on `done` */
+    _Alignas(64) _Atomic uint32_t wake; /* changes with every job; helpers sleep on it */
     _Atomic uint32_t sleepers;
     _Atomic bool stop;
     _Atomic(k_pool_fn *) fn;

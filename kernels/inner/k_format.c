@@ -25,7 +25,6 @@ _Static_assert(sizeof(struct k_format_q4_0) == 18 && sizeof(struct k_format_q8_0
 _Static_assert(sizeof(struct k_format_q4_k) == 144 && sizeof(struct k_format_q5_k) == 176 &&
                    sizeof(struct k_format_q6_k) == 210,
                "256-blocks");
-_Static_assert(sizeof(struct k_act256) == 320, "64-byte multiples keep q aligned");
 
 static const struct row *find(uint32_t format)
 {
@@ -61,21 +60,29 @@ uint64_t k_format_bytes(enum k_format format, uint64_t n_out, uint64_t n_in)
     return n_out * (n_in / r->block) * r->bytes;
 }
 
+static uint64_t round64(uint64_t n)
+{
+    return (n + 63) & ~UINT64_C(63);
+}
+
 uint64_t k_format_act_bytes(enum k_form form, uint32_t n)
 {
-    uint64_t bytes = 0;
-    switch (form) {
-    case K_FORM_F32:
-        bytes = (uint64_t)n * 4;
-        break;
-    case K_FORM_Q32:
-        bytes = (uint64_t)(n / K_BLOCK32) * sizeof(struct k_act32);
-        break;
-    case K_FORM_Q256:
-        bytes = (uint64_t)(n / K_BLOCK256) * sizeof(struct k_act256);
-        break;
-    }
-    return (bytes + 63) & ~UINT64_C(63);
+    if (form == K_FORM_F32)
+        return round64((uint64_t)n * 4);
+    const uint64_t blocks = form == K_FORM_Q32 ? n / K_BLOCK32 : n / K_BLOCK256;
+    return round64(blocks * 4) + round64(n / 32 * 2) + round64(n);
+}
+
+struct k_act_row k_format_act_row(enum k_form form, const void *row, uint32_t n)
+{
+    const uint64_t blocks = form == K_FORM_Q32 ? n / K_BLOCK32 : n / K_BLOCK256;
+    uint8_t *p = (uint8_t *)(uintptr_t)row;
+    struct k_act_row r = {.dx = (float *)(void *)p};
+    p += round64(blocks * 4);
+    r.sum = (int16_t *)(void *)p;
+    p += round64(n / 32 * 2);
+    r.q = (int8_t *)p;
+    return r;
 }
 
 static void unpack_q4_k_like(const uint8_t *q, const uint8_t *high, int8_t *ret)
@@ -261,7 +268,7 @@ int64_t k_find_invalid(enum k_format format, const void *blocks, uint64_t n)
 }
 
 static float block_mins(const int8_t *w, uint16_t d16, uint16_t dmin16, const uint8_t *scales,
-                        const struct k_act256 *x)
+                        const int8_t *q, const int16_t *sums)
 {
     int32_t sum = 0, mins = 0;
     for (int j = 0; j < 8; j++) {
@@ -269,15 +276,15 @@ static float block_mins(const int8_t *w, uint16_t d16, uint16_t dmin16, const ui
         k_format_scale_min(scales, j, &s, &m);
         int32_t dot = 0;
         for (int i = 32 * j; i < 32 * j + 32; i++)
-            dot += w[i] * x->q[i];
+            dot += w[i] * q[i];
         sum += s * dot;
-        mins += m * x->sum32[j];
+        mins += m * sums[j];
     }
     const float minus = k_float_of_f16(dmin16) * (float)mins;
     return k_float_fma(k_float_of_f16(d16), (float)sum, -minus);
 }
 
-float k_format_block(enum k_format format, const void *block, const void *act_block)
+float k_format_block(enum k_format format, const void *block, const int8_t *q, const int16_t *sums)
 {
     int8_t w[256];
     k_format_unpack(format, block, w);
@@ -286,27 +293,25 @@ float k_format_block(enum k_format format, const void *block, const void *act_bl
     switch (format) {
     case K_Q8_0:
     case K_Q4_0: {
-        const struct k_act32 *x = act_block;
         for (int i = 0; i < 32; i++)
-            sum += w[i] * x->q[i];
+            sum += w[i] * q[i];
         memcpy(&d16, block, sizeof d16);
         return k_float_of_f16(d16) * (float)sum;
     }
     case K_Q4_K: {
         const struct k_format_q4_k *b = block;
-        return block_mins(w, b->d, b->dmin, b->scales, act_block);
+        return block_mins(w, b->d, b->dmin, b->scales, q, sums);
     }
     case K_Q5_K: {
         const struct k_format_q5_k *b = block;
-        return block_mins(w, b->d, b->dmin, b->scales, act_block);
+        return block_mins(w, b->d, b->dmin, b->scales, q, sums);
     }
     case K_Q6_K: {
         const struct k_format_q6_k *b = block;
-        const struct k_act256 *x = act_block;
         for (int j = 0; j < 16; j++) {
             int32_t dot = 0;
             for (int i = 16 * j; i < 16 * j + 16; i++)
-                dot += w[i] * x->q[i];
+                dot += w[i] * q[i];
             sum += b->scales[j] * dot;
         }
         return k_float_of_f16(b->d) * (float)sum;

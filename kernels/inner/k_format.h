@@ -51,22 +51,17 @@ static inline void k_format_scale_min(const uint8_t scales[12], int j, uint8_t *
 /* Integer weights of one block, in element order: Q4_K 0..15, Q5_K 0..31, Q6_K -32..31, Q4_0 -8..7, Q8_0 as stored. */
 void k_format_unpack(enum k_format format, const void *block, int8_t *ret);
 
-/* A quantised activation row (A4): per block its scale and integers, and their sums per 16 or 32 elements. A row of n
- * elements has n/32 (n/256) blocks in a row; k_format_act_bytes gives the stride, a multiple of 64. */
-struct k_act32 {
-    float dx;
-    int32_t sum; /* of the 32 integers */
-    int8_t q[32];
+/* A quantised activation row (A4) of n elements: scales, then sums of the integers, then the integers, each part aligned
+ * to 64 bytes. Sums are per 32 elements: they fit 16 bits (at most 32 * 127). k_format_act_bytes is the stride. */
+struct k_act_row {
+    float *dx;    /* [n / B], B = 32 or 256 */
+    int16_t *sum; /* [n / 32] */
+    int8_t *q;    /* [n] */
 };
-struct k_act256 {
-    float dx;
-    int32_t sum32[8]; /* of each 32 integers */
-    int32_t pad[7];
-    int8_t q[256];
-};
+struct k_act_row k_format_act_row(enum k_form form, const void *row, uint32_t n);
 uint64_t k_format_act_bytes(enum k_form form, uint32_t n);
 
-/* The value t of one quantised weight block against one activation block (A5), scalar. */
-float k_format_block(enum k_format format, const void *block, const void *act_block);
+/* The value t of one quantised weight block against the activation block's integers and sums (A5), scalar. */
+float k_format_block(enum k_format format, const void *block, const int8_t *q, const int16_t *sum);
 
 #endif

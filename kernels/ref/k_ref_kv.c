@@ -122,7 +122,7 @@ static void scores_f16(const float *q, const uint16_t *keys, uint32_t n, uint32_
     }
 }
 
-static void scores_q8(const struct k_act32 *q, const int8_t *keys, const uint16_t *scales,
+static void scores_q8(const struct k_act_row *q, const int8_t *keys, const uint16_t *scales,
                       uint32_t n, uint32_t dim, float scale, float *s)
 {
     for (uint32_t j = 0; j < n; j++) {
@@ -130,8 +130,8 @@ static void scores_q8(const struct k_act32 *q, const int8_t *keys, const uint16_
         for (uint32_t b = 0; b < dim / 32; b++) {
             int32_t dot = 0;
             for (uint32_t i = 0; i < 32; i++)
-                dot += q[b].q[i] * keys[(size_t)(32 * b + i) * K_PAGE + j];
-            const float d = q[b].dx * k_float_of_f16(scales[(size_t)b * K_PAGE + j]);
+                dot += q->q[32 * b + i] * keys[(size_t)(32 * b + i) * K_PAGE + j];
+            const float d = q->dx[b] * k_float_of_f16(scales[(size_t)b * K_PAGE + j]);
             acc = k_float_fma(d, (float)dot, acc);
         }
         s[j] = acc * scale;
@@ -168,10 +168,11 @@ bool k_ref_attention_head(const float *q, const uint8_t *const *pages, uint32_t 
     struct part total = {.o = work, .empty = true}, group = {.o = work + dim, .empty = true};
     struct part chunk = {.o = work + 2 * dim};
     float *s = work + 3 * dim;
-    struct k_act32 q8[512 / 32];
+    _Alignas(64) uint8_t quantised[1024];
+    const struct k_act_row q8 = k_format_act_row(K_FORM_Q32, quantised, dim);
     bool fault = false;
     if (kv->type == K_KV_Q8_0)
-        fault |= k_ref_quantise32(q, dim, q8);
+        fault |= k_ref_quantise32(q, dim, quantised);
     for (uint32_t c = 0; c < n_pages; c++) {
         const uint32_t left = n_visible - c * K_PAGE, n = left < K_PAGE ? left : K_PAGE;
         if (kv->type == K_KV_F16) {
@@ -188,7 +189,7 @@ bool k_ref_attention_head(const float *q, const uint8_t *const *pages, uint32_t 
             const int8_t *keys = (const int8_t *)pages[c], *values = keys + n_values + head;
             const uint16_t *key_scales = (const uint16_t *)(const void *)(keys + 2 * n_values);
             const uint16_t *value_scales = key_scales + n_values / 32 + head / 32;
-            scores_q8(q8, keys + head, key_scales + head / 32, n, dim, scale, s);
+            scores_q8(&q8, keys + head, key_scales + head / 32, n, dim, scale, s);
             fault |= weigh(s, n, &chunk);
             memset(chunk.o, 0, dim * sizeof(float));
             for (uint32_t j = 0; j < n; j++)

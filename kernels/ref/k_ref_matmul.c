@@ -28,35 +28,30 @@ static float quantise_block(const float *x, uint32_t n, int8_t *q, bool *fault)
     return largest / 127.0f;
 }
 
-bool k_ref_quantise32(const float *x, uint32_t n, void *ret)
+static bool quantise(enum k_form form, const float *x, uint32_t n, void *ret)
 {
-    struct k_act32 *blocks = ret;
+    const uint32_t block = form == K_FORM_Q32 ? K_BLOCK32 : K_BLOCK256;
+    const struct k_act_row row = k_format_act_row(form, ret, n);
     bool fault = false;
-    for (uint32_t b = 0; b < n / K_BLOCK32; b++) {
-        blocks[b].dx = quantise_block(x + b * K_BLOCK32, K_BLOCK32, blocks[b].q, &fault);
+    for (uint32_t b = 0; b < n / block; b++)
+        row.dx[b] = quantise_block(x + b * block, block, row.q + b * block, &fault);
+    for (uint32_t j = 0; j < n / 32; j++) {
         int32_t sum = 0;
-        for (int i = 0; i < K_BLOCK32; i++)
-            sum += blocks[b].q[i];
-        blocks[b].sum = sum;
+        for (uint32_t i = 32 * j; i < 32 * j + 32; i++)
+            sum += row.q[i];
+        row.sum[j] = (int16_t)sum;
     }
     return fault;
 }
 
+bool k_ref_quantise32(const float *x, uint32_t n, void *ret)
+{
+    return quantise(K_FORM_Q32, x, n, ret);
+}
+
 bool k_ref_quantise256(const float *x, uint32_t n, void *ret)
 {
-    struct k_act256 *blocks = ret;
-    bool fault = false;
-    for (uint32_t b = 0; b < n / K_BLOCK256; b++) {
-        blocks[b].dx = quantise_block(x + b * K_BLOCK256, K_BLOCK256, blocks[b].q, &fault);
-        for (int j = 0; j < 8; j++) {
-            int32_t sum = 0;
-            for (int i = 32 * j; i < 32 * j + 32; i++)
-                sum += blocks[b].q[i];
-            blocks[b].sum32[j] = sum;
-        }
-        memset(blocks[b].pad, 0, sizeof blocks[b].pad);
-    }
-    return fault;
+    return quantise(K_FORM_Q256, x, n, ret);
 }
 
 static float dot_float(enum k_format format, const void *weights, const float *x, uint32_t n)
@@ -82,15 +77,14 @@ float k_ref_dot(enum k_format format, const void *weights, const void *act, uint
     if (form == K_FORM_F32)
         return dot_float(format, weights, act, n);
     const uint32_t block = k_format_block_elements(format), bytes = k_format_block_bytes(format);
-    const uint8_t *w = weights, *x = act;
+    const struct k_act_row x = k_format_act_row(form, act, n);
+    const uint8_t *w = weights;
     float acc = 0.0f;
-    for (uint32_t b = 0; b < n / block; b++) {
-        float dx;
-        memcpy(&dx, x, sizeof dx);
-        acc = k_float_fma(dx, k_format_block(format, w, x), acc);
-        w += bytes;
-        x += form == K_FORM_Q32 ? sizeof(struct k_act32) : sizeof(struct k_act256);
-    }
+    for (uint32_t b = 0; b < n / block; b++)
+        acc = k_float_fma(x.dx[b],
+                          k_format_block(format, w + (size_t)b * bytes, x.q + b * block,
+                                         x.sum + b * (block / 32)),
+                          acc);
     return acc;
 }
 
