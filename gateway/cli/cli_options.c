@@ -183,9 +183,9 @@ static enum err_code option_find(enum cli_command command, const char *name, siz
         }
     }
     if (best <= 3)
-        return err_set(e, ERR_ARGUMENT, "islet %s: unknown option '%s'; did you mean '%s'?",
+        return err_set(e, ERR_ARGUMENT, "%s: unknown option '%s'; did you mean '%s'?",
                        cli_options_name(command), word, near);
-    return err_set(e, ERR_ARGUMENT, "islet %s: unknown option '%s'; see `islet help %s`",
+    return err_set(e, ERR_ARGUMENT, "%s: unknown option '%s'; see `islet help %s`",
                    cli_options_name(command), word, cli_options_name(command));
 }
 
@@ -265,7 +265,7 @@ static enum err_code words_check(const struct cli_options *o, struct err *e)
 {
     bool takes_words = o->command == CLI_COMMAND_RUN || o->command == CLI_COMMAND_HELP;
     if (o->n_words > 0 && !takes_words)
-        return err_set(e, ERR_ARGUMENT, "islet %s: unexpected word '%s'; see `islet help %s`",
+        return err_set(e, ERR_ARGUMENT, "%s: unexpected word '%s'; see `islet help %s`",
                        cli_options_name(o->command), o->words[0], cli_options_name(o->command));
     return ERR_OK;
 }
