@@ -116,15 +116,15 @@ static void finish_print(struct run *r, const struct cli_options *o, const struc
     cli_term_progress_clear(&r->term);
     if (r->in_reasoning)
         fputs(cli_term_out(&r->term, CLI_TERM_PLAIN), stdout);
-    /* A file gets the text alone; a terminal needs a line's end. */
-    if (r->wrote && r->term.out_tty && r->last != '\n')
+    /* A raw completion in a file is the text alone, to the byte. */
+    if (r->wrote && (r->term.out_tty || !o->raw) && r->last != '\n')
         putchar('\n');
     fflush(stdout);
     if (o->quiet || a->tokens == 0)
         return;
     cli_answer_figures(a, figures, sizeof figures);
-    fprintf(stderr, "%s%s[%s]%s\n", r->wrote && !r->term.out_tty && r->term.err_tty ? "\n" : "",
-            cli_term_err(&r->term, CLI_TERM_DIM), figures, cli_term_err(&r->term, CLI_TERM_PLAIN));
+    fprintf(stderr, "%s[%s]%s\n", cli_term_err(&r->term, CLI_TERM_DIM), figures,
+            cli_term_err(&r->term, CLI_TERM_PLAIN));
 }
 
 static int exit_status(enum err_code code, bool reached)

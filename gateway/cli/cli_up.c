@@ -213,7 +213,7 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 {
     struct up *u = handle->data;
     (void)number;
-    if (u->stops == 0)
+    if (u->stops == 0 && !u->o->quiet)
         say_text(u, "stopping: running answers may finish; once more ends at once");
     stop(u, 0);
 }

@@ -12,6 +12,9 @@ export const root = fileURLToPath(new URL('../../..', import.meta.url));
 export const bin = path.resolve(root, process.env.B ?? 'build', 'bin');
 export const tinymoe = path.join(root, 'tests/models/tinymoe-q8_0.gguf');
 
+// Sanitised and debug builds are slower: limits of time are multiplied by this.
+export const slow = /san-|debug/.test(process.env.B ?? '') ? 10 : 1;
+
 // Path of the generated model that thinks, made once for a build.
 export function thinkModel() {
   const file = path.join(bin, '..', 'think.gguf');
@@ -115,7 +118,7 @@ export class Server {
 
   // Waits for a condition, with a limit. Not a sleep to synchronise: it ends when the event is there.
   async until(what, condition, ms = 30000) {
-    const end = Date.now() + ms;
+    const end = Date.now() + ms * slow;
     for (;;) {
       const value = await condition();
       if (value) return value;
@@ -165,7 +168,7 @@ export class Server {
 
   async stop({ checkLogs = true } = {}) {
     this.worker.wanted = this.gateway.wanted = false;
-    const limit = (p) => Promise.race([p.exited, sleep(20000).then(() => { p.kill('SIGKILL'); throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`); })]);
+    const limit = (p) => Promise.race([p.exited, sleep(20000 * slow).then(() => { p.kill('SIGKILL'); throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`); })]);
     try {
       if (this.gateway.alive) {
         this.gateway.kill('SIGTERM');
@@ -223,7 +226,7 @@ export function raw(server, bytes, { unix = false, onData, keepOpen = false, tim
       const r = parseResponse(all);
       resolve({ ...r, ended, times, connection: c, raw: all });
     };
-    const timer = setTimeout(() => { c.destroy(); reject(new Error(`no whole response within ${timeout} ms; got ${JSON.stringify(all.toString('latin1').slice(0, 400))}`)); }, timeout);
+    const timer = setTimeout(() => { c.destroy(); reject(new Error(`no whole response within ${timeout} ms; got ${JSON.stringify(all.toString('latin1').slice(0, 400))}`)); }, timeout * slow);
     c.on('error', () => finish(true));
     c.on('close', () => finish(true));
     c.on('connect', () => { c.write(bytes); if (writeEnd) c.end(); });
