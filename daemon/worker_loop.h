@@ -1,0 +1,29 @@
+/* The worker's loop thread: listener, connections, signals, reload, drain, systemd's
+ * notifications. It owns the engine. */
+#ifndef ISLET_WORKER_LOOP_H
+#define ISLET_WORKER_LOOP_H
+
+#include "err.h"
+
+struct settings;
+
+struct worker_loop_options {
+    const char *config;      /* --config, or NULL */
+    const char *const *sets; /* --set, each "section.key=value" */
+    unsigned n_sets;
+};
+
+enum {
+    WORKER_EXIT_USAGE = 64,
+    WORKER_EXIT_BIND = 71,
+    WORKER_EXIT_RUNNING = 75,
+    WORKER_EXIT_CONFIG = 78
+};
+
+/* Sets up the log as the settings say. */
+void worker_loop_setup_log(const struct settings *s);
+
+/* Serves until it is asked to stop. Takes the settings. Returns the exit status. */
+int worker_loop_run(struct settings *settings, const struct worker_loop_options *options);
+
+#endif

@@ -1,0 +1,129 @@
+/* isletd: the worker process. Options to exit status. */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "err.h"
+#include "fault.h"
+#include "settings.h"
+#include "worker_loop.h"
+
+enum {
+    WORKER_MAIN_SETS = 64,
+    WORKER_MAIN_MIN_FRAME = 4 << 10,
+    WORKER_MAIN_MAX_FRAME = 1 << 30
+};
+
+static void worker_main_help(void)
+{
+    puts(
+        "isletd: the worker of Islet. It holds the model and computes tokens; islet-gateway talks\n"
+        "to it over a Unix socket and serves HTTP. `islet up` starts both.\n"
+        "\n"
+        "  isletd --set model.path=FILE.gguf        serve a model, all else at its default\n"
+        "  isletd --config /etc/islet/islet.conf    settings from a file\n"
+        "\n"
+        "  --config FILE            read FILE instead of ~/.config/islet/islet.conf or\n"
+        "                           /etc/islet/islet.conf\n"
+        "  --set SECTION.KEY=VALUE  override a setting; may be given several times\n"
+        "  --check-config           read the settings, say what is wrong, and end\n"
+        "  --help-config            every setting with its default, range and meaning\n"
+        "  --list-crash-points      names for ISLET_CRASH_AT=name:n (tests)\n"
+        "  --version, --help\n"
+        "\n"
+        "Signals: SIGTERM and SIGINT let running answers finish (server.drain_deadline); a second\n"
+        "one ends at once. SIGHUP reads the settings again and looks for a missing model again.\n"
+        "Exit status: 0 asked to stop, 64 wrong usage, 71 cannot listen, 75 already running,\n"
+        "78 wrong settings.");
+}
+
+/* What the rows of settings.def cannot say. */
+static enum err_code worker_main_check(const struct settings *s, struct err *e)
+{
+    uint64_t max_frame = settings_bytes(s, SETTING_worker_max_frame);
+    if (max_frame < WORKER_MAIN_MIN_FRAME || max_frame > WORKER_MAIN_MAX_FRAME)
+        return err_set(e, ERR_ARGUMENT,
+                       "%s: worker.max_frame is %llu bytes, allowed are 4 KiB to 1 GiB",
+                       settings_origin(s, SETTING_worker_max_frame), (unsigned long long)max_frame);
+    if (settings_text(s, SETTING_model_path)[0] == '\0')
+        return err_set(e, ERR_ARGUMENT,
+                       "model.path is not set: use --set model.path=FILE.gguf, or set it under "
+                       "[model] in islet.conf");
+    return ERR_OK;
+}
+
+static int worker_main_run(const struct worker_loop_options *options, bool check)
+{
+    struct settings *settings = NULL;
+    struct err e = {0};
+    enum err_code code =
+        settings_load(options->config, options->sets, options->n_sets, &settings, &e);
+    if (code == ERR_OK)
+        code = worker_main_check(settings, &e);
+    if (code != ERR_OK) {
+        fprintf(stderr, "isletd: %s\n", e.text);
+        settings_free(settings);
+        return WORKER_EXIT_CONFIG;
+    }
+    if (check) {
+        const char *path = settings_path(settings);
+        printf("isletd: settings are good (%s)\n", path[0] != '\0' ? path : "no file");
+        settings_free(settings);
+        return 0;
+    }
+    worker_loop_setup_log(settings);
+    return worker_loop_run(settings, options);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option known[] = {{"config", required_argument, NULL, 'c'},
+                                          {"set", required_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {"check-config", no_argument, NULL, 'k'},
+                                          {"help-config", no_argument, NULL, 'H'},
+                                          {"list-crash-points", no_argument, NULL, 'L'},
+                                          {NULL, 0, NULL, 0}};
+    const char *sets[WORKER_MAIN_SETS];
+    struct worker_loop_options options = {.sets = sets};
+    bool check = false;
+    for (int c; (c = getopt_long(argc, argv, "h", known, NULL)) != -1;) {
+        switch (c) {
+        case 'c':
+            options.config = optarg;
+            break;
+        case 's':
+            if (options.n_sets == WORKER_MAIN_SETS) {
+                fprintf(stderr, "isletd: more than %d --set\n", WORKER_MAIN_SETS);
+                return WORKER_EXIT_USAGE;
+            }
+            sets[options.n_sets++] = optarg;
+            break;
+        case 'k':
+            check = true;
+            break;
+        case 'h':
+            worker_main_help();
+            return 0;
+        case 'v':
+            puts("isletd " ISLET_VERSION);
+            return 0;
+        case 'H':
+            settings_print_help(stdout);
+            return 0;
+        case 'L':
+            fault_list(stdout);
+            return 0;
+        default:
+            fputs("isletd: see isletd --help\n", stderr);
+            return WORKER_EXIT_USAGE;
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "isletd: \"%s\" is not an option: see isletd --help\n", argv[optind]);
+        return WORKER_EXIT_USAGE;
+    }
+    fault_setup();
+    return worker_main_run(&options, check);
+}

@@ -1,0 +1,27 @@
+/* The worker's listening socket: inherited by name, or bound beside a lock file that says who owns
+ * it. Thread: loop. */
+#ifndef ISLET_WORKER_SOCKET_H
+#define ISLET_WORKER_SOCKET_H
+
+#include <stdbool.h>
+
+#include "err.h"
+
+struct worker_socket {
+    int fd;      /* listening, non-blocking; -1: none */
+    int lock_fd; /* held for life; -1: inherited socket */
+    char path[108];
+};
+
+/* An fd named `worker` of LISTEN_FDS; else binds `path` (mode 0660), which a lock file `path`.lock
+ * guards: a file left by a dead worker is replaced, a live one is not touched. ERR_BUSY: another
+ * worker holds the lock (its pid is in the text); ERR_IO: anything else. */
+enum err_code worker_socket_open(const char *path, struct worker_socket *ret, struct err *e)
+    __attribute__((warn_unused_result));
+/* Removes the path if it was bound here. A closed or zeroed (fd -1) socket is fine. */
+void worker_socket_close(struct worker_socket *s);
+
+/* True if the process at the other end may use the worker: root, our user, or our group. */
+bool worker_socket_peer_allowed(int fd);
+
+#endif
