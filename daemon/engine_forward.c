@@ -1,0 +1,311 @@
+#include "engine_forward.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "engine_attention.h"
+#include "engine_moe.h"
+#include "fault.h"
+
+enum {
+    ALIGN = 64
+};
+
+static uint64_t aligned(uint64_t n)
+{
+    return (n + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
+}
+
+unsigned engine_forward_forms(const struct gguf_tensor *const *tensors, unsigned n)
+{
+    unsigned forms = 0;
+    for (unsigned i = 0; i < n; i++)
+        forms |= k_format_form((enum k_format)tensors[i]->type);
+    return forms;
+}
+
+uint64_t engine_forward_page_bytes(const struct model *m, enum k_kv_type type)
+{
+    return aligned(m->shape.n_layer *
+                   k_kv_layer_bytes(type, m->shape.n_head_kv, m->shape.head_dim));
+}
+
+/* The next `bytes` of the work buffer. The first pass, without a buffer, only counts. */
+static struct k_span take(struct engine_forward *f, uint64_t bytes)
+{
+    const struct k_span span = {f->work, f->work_bytes};
+    f->work_bytes += aligned(bytes);
+    return span;
+}
+
+static struct k_act take_act(struct engine_forward *f, uint32_t rows, uint32_t n, unsigned forms)
+{
+    struct k_act act = {.n = n};
+    act.f32 = take(f, f->ops->act_bytes(K_FORM_F32, n, rows));
+    if (forms & K_FORM_Q32)
+        act.q32 = take(f, f->ops->act_bytes(K_FORM_Q32, n, rows));
+    if (forms & K_FORM_Q256)
+        act.q256 = take(f, f->ops->act_bytes(K_FORM_Q256, n, rows));
+    return act;
+}
+
+static struct k_rows take_rows(struct engine_forward *f, uint32_t n)
+{
+    struct k_rows rows = {.max_rows = n};
+    rows.n_rows = take(f, 4);
+    rows.token = take(f, n * 4ull);
+    rows.position = take(f, n * 4ull);
+    rows.sequence = take(f, n * 4ull);
+    rows.faults = take(f, n * 4ull);
+    return rows;
+}
+
+/* What the layers' matrices read, over all layers: one set of buffers serves them all. */
+static void all_forms(const struct model *m, unsigned *ret_norm, unsigned *ret_heads,
+                      unsigned *ret_hidden)
+{
+    *ret_norm = *ret_heads = *ret_hidden = 0;
+    for (uint32_t i = 0; i < m->shape.n_layer; i++) {
+        const struct shape_layer *l = &m->tensors.layers[i];
+        const struct gguf_tensor *const norm[] = {l->q, l->k, l->v, l->router, l->gate, l->up};
+        *ret_norm |= engine_forward_forms(norm, 6);
+        *ret_heads |= engine_forward_forms(&l->attn_output, 1);
+        *ret_hidden |= engine_forward_forms(&l->down, 1);
+    }
+}
+
+static void place_experts(struct engine_forward *f, unsigned hidden_forms)
+{
+    const struct model_shape *shape = &f->model->shape;
+    const uint64_t rows = f->sizes.max_rows, pairs = rows * shape->n_expert_used;
+    const uint64_t groups = pairs < shape->n_expert ? pairs : shape->n_expert;
+    f->router = take(f, rows * shape->n_expert * 4);
+    f->weights = take(f, pairs * 4);
+    f->n_groups = take(f, 4);
+    f->groups = take(f, groups * sizeof(struct k_group));
+    f->order = take(f, pairs * 4);
+    f->selected = take(f, groups * 4);
+    f->ids_stride = aligned(pairs * 4);
+    f->ids = take(f, f->ids_stride * shape->n_layer);
+    f->hidden_act = take_act(f, (uint32_t)pairs, shape->n_ff_expert, hidden_forms);
+    f->expert_out = take(f, pairs * shape->n_embd * 4);
+}
+
+static void place(struct engine_forward *f, const struct k_device *device)
+{
+    const struct model_shape *shape = &f->model->shape;
+    const struct engine_forward_sizes *z = &f->sizes;
+    const uint64_t rows = z->max_rows;
+    unsigned norm, heads, hidden;
+    all_forms(f->model, &norm, &heads, &hidden);
+    f->work_bytes = 0;
+    f->rows = take_rows(f, z->max_rows);
+    f->logit_rows = take_rows(f, z->max_logits);
+    f->kv.table = take(f, (uint64_t)z->max_sequences * z->max_pages * 4);
+    f->x = take(f, rows * shape->n_embd * 4);
+    f->norm_act = take_act(f, z->max_rows, shape->n_embd, norm);
+    f->q = take(f, rows * shape->n_head * shape->head_dim * 4);
+    f->k = take(f, rows * shape->n_head_kv * shape->head_dim * 4);
+    f->v = take(f, rows * shape->n_head_kv * shape->head_dim * 4);
+    f->scratch = take(f, f->ops->attention_bytes(device, shape->n_head, shape->head_dim,
+                                                 z->max_rows, z->max_pages));
+    f->out = take(f, rows * shape->n_embd * 4);
+    f->heads_act = take_act(f, z->max_rows, shape->n_head * shape->head_dim, heads);
+    f->rope = take(f, (uint64_t)z->max_pages * K_PAGE * (shape->rope_dim / 2) * 8);
+    place_experts(f, hidden);
+    f->gather_index = take(f, z->max_logits * 4ull);
+    f->gathered = take(f, (uint64_t)z->max_logits * shape->n_embd * 4);
+    f->head_act = take_act(f, z->max_logits, shape->n_embd,
+                           engine_forward_forms(&f->model->tensors.output, 1));
+    f->device_logits = take(f, (uint64_t)z->max_logits * shape->n_vocab * 4);
+}
+
+static uint64_t host_bytes(const struct model *m, const struct engine_forward_sizes *z)
+{
+    return 16ull * z->max_rows + 8ull * z->max_logits + 4ull * z->max_logits * m->shape.n_vocab;
+}
+
+uint64_t engine_forward_bytes(const struct k_device *device, const struct model *m,
+                              const struct engine_forward_sizes *sizes)
+{
+    struct engine_forward f = {.model = m, .ops = k_ops(device), .sizes = *sizes};
+    place(&f, device);
+    return f.work_bytes + host_bytes(m, sizes);
+}
+
+static enum err_code host_arrays(struct engine_forward *f, struct err *e)
+{
+    const uint32_t rows = f->sizes.max_rows, logits = f->sizes.max_logits;
+    const uint64_t n = host_bytes(f->model, &f->sizes);
+    uint32_t *at = alloc_aligned(ALLOC_WORK, ALIGN, (size_t)n);
+    if (at == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the %llu bytes of a step's results",
+                       (unsigned long long)n);
+    memset(at, 0, (size_t)n);
+    f->token = at;
+    f->position = f->token + rows;
+    f->sequence = f->position + rows;
+    f->faults = f->sequence + rows;
+    f->logit_row = f->faults + rows;
+    f->logit_faults = f->logit_row + logits;
+    f->logits = (float *)(void *)(f->logit_faults + logits);
+    return ERR_OK;
+}
+
+/* What does not change from step to step: the rope table, and all groups as selected ones. */
+static enum err_code fill_tables(struct engine_forward *f, struct err *e)
+{
+    const struct model_shape *shape = &f->model->shape;
+    const uint32_t positions = f->sizes.max_pages * K_PAGE;
+    const size_t n = (size_t)positions * (shape->rope_dim / 2) * 2;
+    float *table = alloc_get(ALLOC_WORK, n * sizeof(float));
+    if (table == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the rope table of %u positions", positions);
+    k_rope_table(shape->rope_base, shape->rope_dim, positions, table);
+    f->ops->upload(f->stream, f->rope, table, n * sizeof(float));
+    const uint64_t pairs = (uint64_t)f->sizes.max_rows * shape->n_expert_used;
+    const uint32_t groups = pairs < shape->n_expert ? (uint32_t)pairs : shape->n_expert;
+    for (uint32_t i = 0; i < groups; i++)
+        f->ops->upload(f->stream,
+                       (struct k_span){f->selected.buffer, f->selected.offset + 4ull * i}, &i, 4);
+    const enum err_code code = f->ops->wait(f->stream);
+    alloc_free(table);
+    return code == ERR_OK ? code : err_set(e, code, "the device failed while it was set up");
+}
+
+enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
+                                 const struct model *m, const struct engine_forward_sizes *sizes,
+                                 struct k_buffer *pool, struct engine_forward **ret, struct err *e)
+{
+    struct engine_forward *f = alloc_zero(ALLOC_WORK, 1, sizeof(*f));
+    if (f == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the forward pass");
+    f->model = m;
+    f->ops = k_ops(device);
+    f->stream = stream;
+    f->sizes = *sizes;
+    f->kv_layer_bytes = k_kv_layer_bytes(sizes->kv_type, m->shape.n_head_kv, m->shape.head_dim);
+    place(f, device);
+    enum err_code code = f->ops->buffer_new(device, f->work_bytes, &f->work, e);
+    if (code == ERR_OK) {
+        place(f, device);
+        f->kv.pool = (struct k_span){pool, 0};
+        f->kv.page_bytes = engine_forward_page_bytes(m, sizes->kv_type);
+        f->kv.max_pages = sizes->max_pages;
+        f->kv.type = sizes->kv_type;
+        f->kv.n_head_kv = m->shape.n_head_kv;
+        f->kv.head_dim = m->shape.head_dim;
+        code = host_arrays(f, e);
+    }
+    if (code == ERR_OK)
+        code = fill_tables(f, e);
+    if (code == ERR_OK)
+        *ret = f;
+    else
+        engine_forward_free(f);
+    return code;
+}
+
+void engine_forward_free(struct engine_forward *f)
+{
+    if (f == NULL)
+        return;
+    if (f->work != NULL)
+        f->ops->buffer_free(f->work);
+    alloc_free(f->token); /* all host arrays are one block */
+    alloc_free(f);
+}
+
+void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const uint32_t *pages,
+                              uint32_t n)
+{
+    const uint64_t at = (uint64_t)sequence * f->sizes.max_pages * 4;
+    f->ops->upload(f->stream, (struct k_span){f->kv.table.buffer, f->kv.table.offset + at}, pages,
+                   n * sizeof(*pages));
+}
+
+static void upload_step(struct engine_forward *f)
+{
+    const size_t n = f->n_rows * sizeof(uint32_t), n_logits = f->n_logits * sizeof(uint32_t);
+    memset(f->faults, 0, n);
+    memset(f->logit_faults, 0, n_logits);
+    f->ops->upload(f->stream, f->rows.n_rows, &f->n_rows, sizeof(f->n_rows));
+    f->ops->upload(f->stream, f->rows.token, f->token, n);
+    f->ops->upload(f->stream, f->rows.position, f->position, n);
+    f->ops->upload(f->stream, f->rows.sequence, f->sequence, n);
+    f->ops->upload(f->stream, f->rows.faults, f->faults, n);
+    f->ops->upload(f->stream, f->logit_rows.n_rows, &f->n_logits, sizeof(f->n_logits));
+    f->ops->upload(f->stream, f->logit_rows.faults, f->logit_faults, n_logits);
+    f->ops->upload(f->stream, f->gather_index, f->logit_row, n_logits);
+}
+
+static enum err_code layers(struct engine_forward *f)
+{
+    enum err_code code = f->ops->embed(
+        &(struct k_embed){.rows = f->rows, .table = f->model->token_embd, .x = f->x}, f->stream);
+    for (uint32_t i = 0; i < f->model->shape.n_layer && code == ERR_OK; i++) {
+        code = engine_attention_run(f, i);
+        if (code == ERR_OK)
+            code = engine_moe_run(f, i);
+        if (code == ERR_OK && fault_hit(FAULT_ENGINE_LAYER))
+            code = ERR_DEVICE;
+    }
+    return code;
+}
+
+/* Final norm and output matrix of the rows that want logits. */
+static enum err_code head(struct engine_forward *f)
+{
+    const struct model_shape *shape = &f->model->shape;
+    enum err_code code = f->ops->gather(&(struct k_gather){.rows = f->rows,
+                                                           .to_rows = f->logit_rows,
+                                                           .index = f->gather_index,
+                                                           .x = f->x,
+                                                           .y = f->gathered,
+                                                           .width = shape->n_embd},
+                                        f->stream);
+    if (code == ERR_OK)
+        code = f->ops->norm(&(struct k_norm){.rows = f->logit_rows,
+                                             .x = f->gathered,
+                                             .y = f->head_act.f32,
+                                             .weight = f->model->output_norm,
+                                             .n = shape->n_embd,
+                                             .groups = 1,
+                                             .eps = shape->rms_eps},
+                            f->stream);
+    if (code == ERR_OK)
+        code = f->ops->quantise(&(struct k_quantise){.rows = f->logit_rows, .act = f->head_act},
+                                f->stream);
+    if (code == ERR_OK)
+        code = f->ops->matmul(&(struct k_matmul){.rows = f->logit_rows,
+                                                 .act = f->head_act,
+                                                 .n_matrices = 1,
+                                                 .w = {f->model->output},
+                                                 .y = {f->device_logits}},
+                              f->stream);
+    if (code == ERR_OK)
+        code = f->ops->check(
+            &(struct k_check){.rows = f->logit_rows, .x = f->device_logits, .n = shape->n_vocab},
+            f->stream);
+    return code;
+}
+
+enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
+{
+    upload_step(f);
+    enum err_code code = layers(f);
+    if (code == ERR_OK && f->n_logits > 0) {
+        code = head(f);
+        f->ops->download(f->stream, f->logits, f->device_logits,
+                         (size_t)f->n_logits * f->model->shape.n_vocab * sizeof(float));
+        f->ops->download(f->stream, f->logit_faults, f->logit_rows.faults,
+                         f->n_logits * sizeof(uint32_t));
+    }
+    f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
+    const enum err_code waited = f->ops->wait(f->stream);
+    if (code == ERR_OK)
+        code = waited;
+    if (code == ERR_UNSUPPORTED)
+        return err_set(e, code, "the %s kernels lack a weight format of this model", f->ops->name);
+    return code == ERR_OK ? code : err_set(e, code, "the compute device failed during a step");
+}

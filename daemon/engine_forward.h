@@ -1,0 +1,76 @@
+/* The forward pass of one step: rows in, logits out. Holds every buffer of a step; nothing is
+ * allocated after engine_forward_new. One pass for all architectures; engine_attention and
+ * engine_moe are the halves of a layer. The engine thread's. */
+#ifndef ISLET_ENGINE_FORWARD_H
+#define ISLET_ENGINE_FORWARD_H
+
+#include "kernels.h"
+#include "model.h"
+
+struct engine_forward_sizes {
+    uint32_t max_rows;      /* of a step */
+    uint32_t max_logits;    /* rows of a step that may ask for logits */
+    uint32_t max_sequences; /* rows of the page table */
+    uint32_t max_pages;     /* of a sequence; positions: 64 times that */
+    enum k_kv_type kv_type;
+};
+
+struct engine_forward {
+    const struct model *model;
+    const struct k_ops *ops;
+    struct k_stream *stream;
+    struct engine_forward_sizes sizes;
+    struct k_buffer *work;
+    uint64_t work_bytes;
+
+    /* On the device. *_act: a row in the forms that the next matrices read. */
+    struct k_rows rows, logit_rows;
+    struct k_kv kv; /* layer_offset is set per layer; the pool is the caller's */
+    uint64_t kv_layer_bytes;
+    struct k_span x;                     /* residual, f32 [max_rows][n_embd] */
+    struct k_act norm_act;               /* [max_rows][n_embd] */
+    struct k_span q, k, v, scratch, out; /* out: f32 [max_rows][n_embd] */
+    struct k_act heads_act;              /* [max_rows][n_head * head_dim] */
+    struct k_span rope;
+    struct k_span router, weights, n_groups, groups, order, selected;
+    struct k_span ids; /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
+    uint64_t ids_stride;
+    struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
+    struct k_span expert_out;
+    struct k_span gather_index, gathered, device_logits;
+    struct k_act head_act; /* [max_logits][n_embd] */
+
+    /* Of the host: the step's inputs, written by the caller, and its results. */
+    uint32_t n_rows, n_logits;
+    uint32_t *token, *position, *sequence; /* [max_rows] */
+    uint32_t *logit_row;                   /* [max_logits]: rows whose logits are wanted */
+    uint32_t *faults;                      /* [max_rows]: non-zero: a value was not finite */
+    uint32_t *logit_faults;                /* [max_logits] */
+    float *logits;                         /* [max_logits][n_vocab] */
+};
+
+/* Bytes of the device and the host together that engine_forward_new takes. */
+uint64_t engine_forward_bytes(const struct k_device *device, const struct model *m,
+                              const struct engine_forward_sizes *sizes);
+/* Bytes of one KV page. */
+uint64_t engine_forward_page_bytes(const struct model *m, enum k_kv_type type);
+/* `pool`: KV pages, borrowed. The model's weights may still be missing. Gives *ret; free with
+ * engine_forward_free. */
+enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
+                                 const struct model *m, const struct engine_forward_sizes *sizes,
+                                 struct k_buffer *pool, struct engine_forward **ret, struct err *e)
+    __attribute__((warn_unused_result));
+void engine_forward_free(struct engine_forward *f); /* NULL is fine */
+
+/* Sets the first n pages of a sequence in the device's page table. */
+void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const uint32_t *pages,
+                              uint32_t n);
+/* Computes the rows; logits, faults and logit_faults are there afterwards. ERR_DEVICE,
+ * ERR_UNSUPPORTED: nothing of the step may be used. */
+enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
+    __attribute__((warn_unused_result));
+
+/* The forms that n matrices read, as bits of enum k_form. */
+unsigned engine_forward_forms(const struct gguf_tensor *const *tensors, unsigned n);
+
+#endif
