@@ -23,9 +23,10 @@ static char *prompt(EditLine *el)
 /* Ctrl-C while a line is typed: the line is forgotten. */
 static unsigned char on_cancel(EditLine *el, int key)
 {
-    const LineInfo *info = el_line(el);
+    const LineInfoW *info = el_wline(el); /* in characters, as el_cursor counts */
     (void)key;
-    el_deletestr1(el, 0, (int)(info->lastchar - info->buffer));
+    el_cursor(el, (int)(info->lastchar - info->cursor));
+    el_deletestr(el, (int)(info->lastchar - info->buffer));
     return CC_REDISPLAY;
 }
 
