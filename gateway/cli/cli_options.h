@@ -22,7 +22,7 @@ enum cli_command {
 };
 
 enum {
-    CLI_MAX_SETS = 64,
+    CLI_MAX_SETS = 60,
     CLI_MAX_WORDS = 1024
 };
 

@@ -127,7 +127,8 @@ static void on_exit_of(void *context, struct cli_child *child, int status)
     }
     u->is_ready = false;
     status_text(status, how, sizeof how);
-    if (code == EXIT_CONFIG || code == EXIT_RUNNING || code == EXIT_SYSTEM || code == 127) {
+    if (code == EXIT_USAGE || code == EXIT_CONFIG || code == EXIT_RUNNING || code == EXIT_SYSTEM ||
+        code == 127) {
         snprintf(text, sizeof text, "%s %s: starting it again would not help, see its last line",
                  child->name, how);
         say_text(u, text);
