@@ -40,7 +40,4 @@ bool gw_auth_key_allowed(const struct gw_auth *a, struct gw_http_text key);
 /* Content-Type and Content-Encoding of a POST. */
 bool gw_auth_media_allowed(const struct gw_http_request *r);
 
-/* Host syntax: name, IPv4 or [IPv6], and an optional port; no userinfo, comma, space or path. An empty text is fine here. */
-bool gw_auth_host_wellformed(struct gw_http_text host);
-
 #endif

@@ -31,20 +31,19 @@ struct gw_http_field {
 /* One request. Everything points into memory of the request itself and lives as long as it. */
 struct gw_http_request {
     enum gw_http_method method;
-    unsigned minor;             /* HTTP/1.<minor>: 0 or 1 */
-    struct gw_http_text target; /* as sent */
-    struct gw_http_text path;   /* of the target, without query; "*" only with OPTIONS */
-    struct gw_http_text
-        host; /* authority of Host; n 0 if the field was empty or (HTTP/1.0) missing */
+    unsigned minor;              /* HTTP/1.<minor>: 0 or 1 */
+    struct gw_http_text target;  /* as sent */
+    struct gw_http_text path;    /* of the target, without query; "*" only with OPTIONS */
+    struct gw_http_text host;    /* authority of Host; n 0 if empty or (HTTP/1.0) missing */
     struct gw_http_text capture; /* what {id} of the route matched, percent-decoded */
     struct gw_http_text key;     /* the API key that was sent; n 0: none */
     bool has_host, keep_alive;
-    bool chunked, expect_continue;
-    uint64_t content_length; /* 0 when chunked or absent */
+    bool chunked;
+    bool expect_continue, expect_other; /* Expect: 100-continue; anything else (417) */
+    uint64_t content_length;            /* 0 when chunked or absent */
     const struct gw_http_field *fields;
     size_t n_fields;
-    char *
-        body; /* the owner of the exchange may change these bytes; one NUL behind them; NULL if empty */
+    char *body; /* with a NUL behind; the owner of the exchange may change it; NULL if empty */
     size_t body_bytes;
 };
 
@@ -52,19 +51,21 @@ struct gw_http_request {
 struct gw_http_text gw_http_field(const struct gw_http_request *r, const char *name);
 size_t gw_http_count(const struct gw_http_request *r, const char *name);
 bool gw_http_text_is(struct gw_http_text text, const char *word); /* equal bytes */
-bool gw_http_text_is_word(struct gw_http_text text,
-                          const char *word); /* equal, ASCII case ignored */
+/* Equal but for the case of ASCII letters. */
+bool gw_http_text_is_word(struct gw_http_text text, const char *word);
 const char *gw_http_method_name(enum gw_http_method method);
 /* Frees the body early: a parsed body of 16 MiB need not stay for the whole answer. */
 void gw_http_drop_body(struct gw_http_request *r);
+/* Takes the bytes of *capture as r->capture. */
+void gw_http_set_capture(struct gw_http_request *r, struct buf *capture);
 void gw_http_request_free(struct gw_http_request *r); /* NULL is fine */
 
 enum gw_http_event {
-    GW_HTTP_MORE, /* all bytes were used; more are needed */
-    GW_HTTP_HEAD_READY, /* the head is complete and sound: decide, then gw_http_accept_body or let the request go */
-    GW_HTTP_COMPLETE, /* head and body are there */
-    GW_HTTP_FAILED,   /* answer `failure` and close; sticks */
-    GW_HTTP_ALIEN     /* not HTTP at all (TLS): close without a word; sticks */
+    GW_HTTP_MORE,       /* all bytes were used; more are needed */
+    GW_HTTP_HEAD_READY, /* the head is complete and sound: decide, then feed the body */
+    GW_HTTP_COMPLETE,   /* head and body are there */
+    GW_HTTP_FAILED,     /* answer `failure` and close; sticks */
+    GW_HTTP_ALIEN       /* not HTTP at all (TLS): close without a word; sticks */
 };
 
 struct gw_http_failure {
