@@ -44,7 +44,7 @@ EOF
             gsub(/-/, "\\-", value); gsub(/-/, "\\-", help)
             if (section != last) printf ".SH [%s]\n", section
             last = section
-            printf ".TP\n.BR %s%s\n%s%s.\n", key, value != "" ? " \" = " value "\"" : "", help, reload ? " (reload)" : ""
+            printf ".TP\n.BR %s%s\n%s%s.\n", key, value != "" ? " \" = " value "\"" : "", help, reload == "1" ? " (reload)" : ""
         }' config/settings.def
     cat <<'EOF'
 .SH SEE ALSO
