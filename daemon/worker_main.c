@@ -9,9 +9,7 @@
 #include "worker_loop.h"
 
 enum {
-    WORKER_MAIN_SETS = 64,
-    WORKER_MAIN_MIN_FRAME = 4 << 10,
-    WORKER_MAIN_MAX_FRAME = 1 << 30
+    WORKER_MAIN_SETS = 64
 };
 
 static void worker_main_help(void)
@@ -37,29 +35,16 @@ static void worker_main_help(void)
         "78 wrong settings.");
 }
 
-/* What the rows of settings.def cannot say. */
-static enum err_code worker_main_check(const struct settings *s, struct err *e)
-{
-    uint64_t max_frame = settings_bytes(s, SETTING_worker_max_frame);
-    if (max_frame < WORKER_MAIN_MIN_FRAME || max_frame > WORKER_MAIN_MAX_FRAME)
-        return err_set(e, ERR_ARGUMENT,
-                       "%s: worker.max_frame is %llu bytes, allowed are 4 KiB to 1 GiB",
-                       settings_origin(s, SETTING_worker_max_frame), (unsigned long long)max_frame);
-    if (settings_text(s, SETTING_model_path)[0] == '\0')
-        return err_set(e, ERR_ARGUMENT,
-                       "model.path is not set: use --set model.path=FILE.gguf, or set it under "
-                       "[model] in islet.conf");
-    return ERR_OK;
-}
-
 static int worker_main_run(const struct worker_loop_options *options, bool check)
 {
     struct settings *settings = NULL;
     struct err e = {0};
     enum err_code code =
         settings_load(options->config, options->sets, options->n_sets, &settings, &e);
-    if (code == ERR_OK)
-        code = worker_main_check(settings, &e);
+    if (code == ERR_OK && settings_text(settings, SETTING_model_path)[0] == '\0')
+        code = err_set(&e, ERR_ARGUMENT,
+                       "model.path is not set: use --set model.path=FILE.gguf, or set it under "
+                       "[model] in islet.conf");
     if (code != ERR_OK) {
         fprintf(stderr, "isletd: %s\n", e.text);
         settings_free(settings);
