@@ -22,10 +22,10 @@ void kv_sequence_reuse(struct kv_sequence *s, struct kv_prefix *p, const uint32_
     }
     if (match == 0 || match == KV_PREFIX_PAGE)
         return;
-    const uint32_t copy = kv_page_take(p->pages); /* evicting could take the page itself */
-    if (copy == KV_PAGE_NONE)
+    kv_prefix_touch(p, page); /* the last one to be evicted, so that it is not its own room */
+    if (p->pages->n_free == 0 && (p->oldest == page || !kv_prefix_evict(p)))
         return;
-    kv_prefix_touch(p, page);
+    const uint32_t copy = kv_page_take(p->pages);
     s->pages[s->n_pages++] = copy;
     s->computed += match;
     s->changed = true;

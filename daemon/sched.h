@@ -1,0 +1,39 @@
+/* Which rows a step computes, whom to let in next, and whom to pre-empt. Pure: state and time are
+ * arguments. */
+#ifndef ISLET_SCHED_H
+#define ISLET_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    SCHED_STEP_MS = 200,   /* a step's time at most while someone decodes */
+    SCHED_FIRST_ROWS = 32, /* prompt rows beside decoding ones before a rate is known */
+    SCHED_AGE_ROWS = 2,    /* rows that a millisecond of waiting is worth */
+    SCHED_PRIORITY_ROWS = 1024
+};
+
+struct sched_sequence {
+    uint64_t order;     /* of submission: smaller is older */
+    uint64_t waited_ms; /* since submission */
+    uint32_t remaining; /* rows that are to be computed before the next token */
+    uint32_t max_rows;  /* of one step; 0: none now */
+    int8_t priority;    /* smaller is earlier */
+    bool decoding;      /* one row a step */
+    bool holds_pages;
+};
+
+struct sched_limits {
+    uint32_t prefill_chunk; /* prompt rows of a step */
+    uint64_t row_ns;        /* measured time of a row in steps with prompt rows; 0: unknown */
+};
+
+/* Rows of each of n sequences (at most 64) in the next step; returns their sum. */
+uint32_t sched_plan(const struct sched_sequence *sequences, uint32_t n,
+                    const struct sched_limits *limits, uint32_t *ret_rows);
+/* Lower is earlier: short prompts first, then by priority; waiting makes everyone earlier. */
+int64_t sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms);
+/* The youngest that holds pages, but never the oldest of all: n if there is none. */
+uint32_t sched_victim(const struct sched_sequence *sequences, uint32_t n);
+
+#endif
