@@ -19,9 +19,9 @@ struct gw_auth_listener {
 
 struct gw_auth; /* allowed hosts and origins, keys */
 
-/* hosts, cors: texts of server.hosts and server.cors. key_file: "" = no key is asked for; else one key per line, '#'
- * starts a comment, blank lines are skipped; a file without a key lets nobody in. Gives *ret; free with gw_auth_free.
- * Errors name the setting or file and line. */
+/* hosts, cors: texts of server.hosts and server.cors. key_file: "" or a file with one key per line, '#' starts a comment,
+ * blank lines are skipped; without any key none is asked for (and only loopback may be listened on). Gives *ret; free
+ * with gw_auth_free. Errors name the setting, or file and line. */
 enum err_code gw_auth_new(const char *hosts, const char *cors, const char *key_file,
                           struct gw_auth **ret, struct err *e) __attribute__((warn_unused_result));
 void gw_auth_free(struct gw_auth *a); /* NULL is fine; wipes the keys */

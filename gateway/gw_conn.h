@@ -60,4 +60,23 @@ enum gw_conn_state gw_conn_state(const struct gw_conn *c);
 /* For a connection beyond the limit: a whole 503 response, to be sent before the close. */
 void gw_conn_overloaded(const struct gw_conn_shared *shared, struct buf *out);
 
+/* ---- for gw_exchange ---- */
+
+struct gw_response;
+
+enum gw_conn_end {
+    GW_CONN_END_KEEP,  /* the answer is complete; the next request may come if the head said so */
+    GW_CONN_END_BREAK, /* the answer stays incomplete, and the client must see it */
+};
+
+const struct gw_conn_shared *gw_conn_shared(const struct gw_conn *c);
+/* Fills what every response to this request carries. */
+void gw_conn_fill(const struct gw_conn *c, const struct gw_http_request *r, const char *id,
+                  struct gw_response *ret);
+struct buf *gw_conn_out(struct gw_conn *c); /* append, then gw_conn_wrote */
+void gw_conn_wrote(struct gw_conn *c);
+size_t gw_conn_unsent(const struct gw_conn *c);
+/* The exchange is over; frees it. */
+void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status);
+
 #endif

@@ -66,4 +66,18 @@ void gw_exchange_end(struct gw_exchange *x);
 /* Breaks the connection without the terminating chunk, after what was written: a visible failure; ends the exchange. */
 void gw_exchange_abort(struct gw_exchange *x);
 
+/* ---- for gw_conn, which makes and ends exchanges ---- */
+
+struct gw_conn;
+struct gw_route;
+
+/* Takes the request. Gives NULL without memory; the request is then the caller's still. */
+struct gw_exchange *gw_exchange_new(struct gw_conn *c, struct gw_http_request *r,
+                                    const struct gw_route *route, const char *id, uint64_t head_ns);
+void gw_exchange_free(struct gw_exchange *x);
+/* The client is gone: tells the owner, then frees. */
+void gw_exchange_cancel(struct gw_exchange *x);
+/* Output went out: tells an owner that waits. */
+void gw_exchange_drained(struct gw_exchange *x);
+
 #endif
