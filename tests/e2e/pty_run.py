@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import sys
+import termios
 import time
 
 script = json.loads(sys.argv[1])
@@ -38,6 +39,9 @@ for text, keys in script:
             os.kill(pid, 9)
             sys.exit(1)
     at = seen.find(text.encode(), at) + len(text.encode())
+    # A prompt is shown a moment before the editor takes the terminal over.
+    while text == "> " and termios.tcgetattr(fd)[3] & termios.ICANON and time.monotonic() < end:
+        time.sleep(0.005)
     if keys:
         os.write(fd, keys.encode())
 end = time.monotonic() + 20
