@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-#include "engine_job.h"
+#include "engine_request.h"
 #include "queue.h"
 
 struct engine_mail {

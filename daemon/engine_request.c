@@ -1,4 +1,4 @@
-#include "engine_job.h"
+#include "engine_request.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ static enum err_code check_settings(const struct proto_run *run, struct err *e)
     return ERR_OK;
 }
 
-enum err_code engine_job_check_run(const struct proto_run *run, struct err *e)
+enum err_code engine_request_check_run(const struct proto_run *run, struct err *e)
 {
     if (run->n_prompt == 0)
         return err_set(e, ERR_ARGUMENT,
@@ -84,8 +84,8 @@ enum err_code engine_job_check_run(const struct proto_run *run, struct err *e)
     return check_settings(run, e);
 }
 
-enum err_code engine_job_check_model(const struct proto_run *run, uint32_t n_vocab, uint32_t n_ctx,
-                                     struct err *e)
+enum err_code engine_request_check_model(const struct proto_run *run, uint32_t n_vocab,
+                                         uint32_t n_ctx, struct err *e)
 {
     if (run->n_prompt >= n_ctx || run->n_tokens > n_ctx)
         return err_set(e, ERR_ARGUMENT,

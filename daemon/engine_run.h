@@ -1,0 +1,70 @@
+/* What the engine thread owns once a model is loaded: the slots of running sequences, those that
+ * wait, pages, and the step over them. Nothing is allocated after engine_run_start. */
+#ifndef ISLET_ENGINE_RUN_H
+#define ISLET_ENGINE_RUN_H
+
+#include "engine_forward.h"
+#include "engine_mail.h"
+#include "kv_sequence.h"
+#include "sample.h"
+
+enum {
+    ENGINE_RUN_PROMPT_LOGITS = 32 /* rows of a step that may give logprobs of a prompt */
+};
+
+struct engine_slot {
+    struct engine_job *job; /* NULL: free */
+    struct kv_sequence kv;
+    uint32_t *tokens; /* [n_ctx]: prompt and answer */
+    uint32_t n_tokens;
+    uint32_t n_given;     /* of them came with the request */
+    uint32_t prompt_told; /* prompt tokens whose logprobs were sent */
+    bool paged;           /* false: waits for pages, at first or after pre-emption */
+    uint64_t started_ns, first_token_ns; /* 0: not yet */
+    struct proto_usage usage;
+    /* of the running step */
+    uint32_t rows, first_row, first_logit, n_logits, logit_position;
+};
+
+struct engine_run {
+    const struct engine_config *config;
+    struct engine_mail *mail;
+    const struct k_ops *ops;
+    struct k_stream *stream;
+    const struct model *model;
+    struct engine_forward *forward;
+    struct k_buffer *pool;
+    struct kv_page pages;
+    struct kv_prefix prefix;
+    struct sample sample;
+    uint32_t n_ctx, max_pages, n_slots;
+    struct engine_slot slots[ENGINE_MAX_SEQUENCES];
+    uint32_t *slot_arrays; /* tokens and pages of all slots */
+    struct list waiting;   /* struct engine_job.waiting */
+    uint64_t row_ns;       /* measured; 0: unknown */
+    struct proto_status count; /* counters and gauges as the snapshot shows them */
+};
+
+/* Sizes pool and context from the configuration, checks memory, makes all buffers. The model's
+ * weights are loaded later. `run` has config, mail and waiting set. */
+enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
+                               struct k_stream *stream, const struct model *model, struct err *e)
+    __attribute__((warn_unused_result));
+void engine_run_done(struct engine_run *run);
+
+/* Ends what was cancelled. */
+void engine_run_sweep(struct engine_run *run);
+/* Computes one step. False: nothing to compute, or the loop has too many events to take. */
+bool engine_run_step(struct engine_run *run);
+/* Ends all that wait or run with the error. */
+void engine_run_fail_all(struct engine_run *run, const struct err *cause);
+/* Events of the pool that a step may need. */
+size_t engine_run_events(const struct engine_config *config);
+
+/* Ends a job that has no slot, or a slot. */
+void engine_run_finish(struct engine_run *run, struct engine_slot *slot, enum proto_finish finish);
+void engine_run_fail(struct engine_run *run, struct engine_slot *slot, const struct err *cause);
+void engine_run_fail_job(struct engine_run *run, struct engine_job *job, const struct err *cause);
+void engine_run_cancel_job(struct engine_run *run, struct engine_job *job);
+
+#endif
