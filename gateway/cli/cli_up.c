@@ -23,6 +23,7 @@ enum {
     GIVE_UP_AFTER = 5
 };
 enum {
+    EXIT_USAGE = 64,
     EXIT_FAILED = 70,
     EXIT_SYSTEM = 71,
     EXIT_RUNNING = 75,
