@@ -22,20 +22,36 @@
 
 /* ---- levels and formats ---------------------------------------------------------------------------------------- */
 
-enum k_level { K_LEVEL_AUTO, K_LEVEL_REFERENCE, K_LEVEL_AVX2, K_LEVEL_AVX512 }; /* order of compute.cpu_level */
+enum k_level {
+    K_LEVEL_AUTO,
+    K_LEVEL_REFERENCE,
+    K_LEVEL_AVX2,
+    K_LEVEL_AVX512
+}; /* order of compute.cpu_level */
 
 /* Weight formats with kernels; numbers are ggml's, so that a tensor's type needs no translation. */
 enum k_format {
-    K_F32 = 0, K_F16 = 1, K_Q4_0 = 2, K_Q8_0 = 8, K_Q4_K = 12, K_Q5_K = 13, K_Q6_K = 14, K_BF16 = 30,
+    K_F32 = 0,
+    K_F16 = 1,
+    K_Q4_0 = 2,
+    K_Q8_0 = 8,
+    K_Q4_K = 12,
+    K_Q5_K = 13,
+    K_Q6_K = 14,
+    K_BF16 = 30,
 };
 
 /* Forms in which an activation row is needed: which one a weight format reads (k_format_form). */
-enum k_form { K_FORM_F32 = 1, K_FORM_Q32 = 2, K_FORM_Q256 = 4 };
+enum k_form {
+    K_FORM_F32 = 1,
+    K_FORM_Q32 = 2,
+    K_FORM_Q256 = 4
+};
 
 bool k_format_known(uint32_t format);
 enum k_form k_format_form(enum k_format format);
 uint32_t k_format_block_elements(enum k_format format); /* elements of a block */
-uint32_t k_format_block_bytes(enum k_format format); /* bytes of a block */
+uint32_t k_format_block_bytes(enum k_format format);    /* bytes of a block */
 /* Bytes of n_out x n_in weights; n_in is a multiple of the block. */
 uint64_t k_format_bytes(enum k_format format, uint64_t n_out, uint64_t n_in);
 /* Dequantises n elements (whole blocks) as the format defines (A8b), for tests and the embedding. */
@@ -77,14 +93,20 @@ struct k_rows {
 
 /* KV pages of 64 positions (A17, B6). In a page, per layer: K [n_head_kv][D][64], then V [n_head_kv][64][D], f16; or the
  * 8-bit form (k_kv_layer_bytes). table: uint32 [n_sequences][max_pages], page ids. */
-enum k_kv_type { K_KV_F16, K_KV_Q8_0 }; /* order of memory.kv_type */
-enum { K_PAGE = 64, K_CHUNK_GROUP = 8 };
+enum k_kv_type {
+    K_KV_F16,
+    K_KV_Q8_0
+}; /* order of memory.kv_type */
+enum {
+    K_PAGE = 64,
+    K_CHUNK_GROUP = 8
+};
 
 struct k_kv {
     struct k_span pool, table;
-    uint64_t page_bytes;  /* n_layer * k_kv_layer_bytes, rounded up to 64 */
+    uint64_t page_bytes;   /* n_layer * k_kv_layer_bytes, rounded up to 64 */
     uint64_t layer_offset; /* of this layer in a page */
-    uint32_t max_pages;   /* of a sequence */
+    uint32_t max_pages;    /* of a sequence */
     enum k_kv_type type;
     uint32_t n_head_kv, head_dim;
 };
@@ -116,7 +138,9 @@ struct k_quantise {
 
 /* y[m][row][out] = sum over i of w[m][out][i] * x[row][i] (A5, A6, A8) for up to 4 matrices with the same input.
  * y: float [max_rows][w.n_out]; must not overlap the inputs. */
-enum { K_MATMUL_MAX = 4 };
+enum {
+    K_MATMUL_MAX = 4
+};
 struct k_matmul {
     struct k_rows rows;
     struct k_act act;
@@ -230,21 +254,24 @@ struct k_ops {
     const char *name; /* "reference", "avx2", "avx512" */
 
     /* Memory: aligned to 64, cleared. host: the bytes as the CPU sees them, or NULL on a device. */
-    enum err_code (*buffer_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret, struct err *e);
+    enum err_code (*buffer_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
+                                struct err *e);
     void (*buffer_free)(struct k_buffer *b);
     void *(*buffer_host)(struct k_buffer *b);
     void (*upload)(struct k_stream *s, struct k_span to, const void *from, size_t n);
-    void (*download)(struct k_stream *s, void *to, struct k_span from, size_t n); /* done after wait */
+    void (*download)(struct k_stream *s, void *to, struct k_span from,
+                     size_t n); /* done after wait */
     void (*copy)(struct k_stream *s, struct k_span to, struct k_span from, size_t n);
 
     enum err_code (*stream_new)(struct k_device *d, struct k_stream **ret, struct err *e);
     void (*stream_free)(struct k_stream *s);
-    enum err_code (*wait)(struct k_stream *s); /* ERR_DEVICE: the device failed; nothing of the step may be used */
+    enum err_code (*wait)(
+        struct k_stream *s); /* ERR_DEVICE: the device failed; nothing of the step may be used */
 
     /* Bytes of one row of n elements in `form`, and of attention's scratch. */
     uint64_t (*act_bytes)(enum k_form form, uint32_t n, uint32_t max_rows);
-    uint64_t (*attention_bytes)(const struct k_device *d, uint32_t n_head, uint32_t head_dim, uint32_t max_rows,
-                                uint32_t max_pages);
+    uint64_t (*attention_bytes)(const struct k_device *d, uint32_t n_head, uint32_t head_dim,
+                                uint32_t max_rows, uint32_t max_pages);
 
     /* ERR_UNSUPPORTED: no kernel for this format here; outputs are then untouched. */
     enum err_code (*embed)(const struct k_embed *a, struct k_stream *s);
@@ -283,6 +310,8 @@ double k_log64(double x);
 void k_rope_table(double base, uint32_t rope_dim, uint32_t n_positions, float *out);
 
 /* Version of the arithmetic: part of system_fingerprint and of the welcome. A change of any bit raises it. */
-enum { K_ARITHMETIC_VERSION = 1 };
+enum {
+    K_ARITHMETIC_VERSION = 1
+};
 
 #endif

@@ -70,17 +70,22 @@ uint64_t k_format_act_bytes(enum k_form form, uint32_t n)
     if (form == K_FORM_F32)
         return round64((uint64_t)n * 4);
     const uint64_t blocks = form == K_FORM_Q32 ? n / K_BLOCK32 : n / K_BLOCK256;
-    return round64(blocks * 4) + round64(n / 32 * 2) + round64(n);
+    const uint64_t sums = round64(n / 32 * 2) + (form == K_FORM_Q256 ? round64(n / 16 * 2) : 0);
+    return round64(blocks * 4) + sums + round64(n);
 }
 
-struct k_act_row k_format_act_row(enum k_form form, const void *row, uint32_t n)
+struct k_act_row k_format_act_row(enum k_form form, void *row, uint32_t n)
 {
     const uint64_t blocks = form == K_FORM_Q32 ? n / K_BLOCK32 : n / K_BLOCK256;
-    uint8_t *p = (uint8_t *)(uintptr_t)row;
+    uint8_t *p = row;
     struct k_act_row r = {.dx = (float *)(void *)p};
     p += round64(blocks * 4);
     r.sum = (int16_t *)(void *)p;
     p += round64(n / 32 * 2);
+    if (form == K_FORM_Q256) {
+        r.sum16 = (int16_t *)(void *)p;
+        p += round64(n / 16 * 2);
+    }
     r.q = (int8_t *)p;
     return r;
 }

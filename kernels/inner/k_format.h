@@ -52,13 +52,14 @@ static inline void k_format_scale_min(const uint8_t scales[12], int j, uint8_t *
 void k_format_unpack(enum k_format format, const void *block, int8_t *ret);
 
 /* A quantised activation row (A4) of n elements: scales, then sums of the integers, then the integers, each part aligned
- * to 64 bytes. Sums are per 32 elements: they fit 16 bits (at most 32 * 127). k_format_act_bytes is the stride. */
+ * to 64 bytes. Sums are per 32 elements (and per 16): they fit 16 bits (at most 32 * 127). k_format_act_bytes is the stride. */
 struct k_act_row {
-    float *dx;    /* [n / B], B = 32 or 256 */
-    int16_t *sum; /* [n / 32] */
-    int8_t *q;    /* [n] */
+    float *dx;      /* [n / B], B = 32 or 256 */
+    int16_t *sum;   /* [n / 32] */
+    int16_t *sum16; /* [n / 16], Q256 only */
+    int8_t *q;      /* [n] */
 };
-struct k_act_row k_format_act_row(enum k_form form, const void *row, uint32_t n);
+struct k_act_row k_format_act_row(enum k_form form, void *row, uint32_t n);
 uint64_t k_format_act_bytes(enum k_form form, uint32_t n);
 
 /* The value t of one quantised weight block against the activation block's integers and sums (A5), scalar. */

@@ -3,12 +3,14 @@
 #ifndef ISLET_K_HOST_H
 #define ISLET_K_HOST_H
 
+#include "k_cpu_inner.h"
 #include "kernels.h"
 
 struct k_pool;
 
 struct k_device {
-    const struct k_ops *ops;
+    struct k_ops ops;
+    struct k_cpu_inner inner; /* of the threaded backend */
     enum k_level level;
     struct k_pool *pool; /* NULL in the reference backend */
     uint32_t threads;

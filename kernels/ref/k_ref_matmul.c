@@ -41,6 +41,12 @@ static bool quantise(enum k_form form, const float *x, uint32_t n, void *ret)
             sum += row.q[i];
         row.sum[j] = (int16_t)sum;
     }
+    for (uint32_t j = 0; form == K_FORM_Q256 && j < n / 16; j++) {
+        int32_t sum = 0;
+        for (uint32_t i = 16 * j; i < 16 * j + 16; i++)
+            sum += row.q[i];
+        row.sum16[j] = (int16_t)sum;
+    }
     return fault;
 }
 
@@ -77,7 +83,7 @@ float k_ref_dot(enum k_format format, const void *weights, const void *act, uint
     if (form == K_FORM_F32)
         return dot_float(format, weights, act, n);
     const uint32_t block = k_format_block_elements(format), bytes = k_format_block_bytes(format);
-    const struct k_act_row x = k_format_act_row(form, act, n);
+    const struct k_act_row x = k_format_act_row(form, (void *)(uintptr_t)act, n);
     const uint8_t *w = weights;
     float acc = 0.0f;
     for (uint32_t b = 0; b < n / block; b++)

@@ -1,0 +1,414 @@
+/* The threaded CPU backend: splits operations over outputs, rows, heads or experts, never a sum, and calls the inner loops
+ * of its level. Small operations run as the reference has them. */
+#include "k_cpu_ops.h"
+
+#include <string.h>
+
+#include "k_cpu_inner.h"
+#include "k_float.h"
+#include "k_format.h"
+#include "k_host.h"
+#include "k_pool.h"
+#include "k_ref.h"
+
+/* A piece of a product reads about this much of the weights: small enough to spread, large enough to stream. */
+enum {
+    PIECE_BYTES = 48 * 1024,
+    MAX_ROW_TILE = 64,
+    UNIT = 256
+};
+
+/* Per-thread scratch: the inner loops' work, then vectors of a unit of an expert. */
+struct scratch {
+    uint8_t work[K_CPU_WORK_BYTES];
+    float up[MAX_ROW_TILE][UNIT];
+    const void *x[MAX_ROW_TILE];
+    float *y[MAX_ROW_TILE], *z[MAX_ROW_TILE];
+};
+
+size_t k_cpu_ops_scratch_bytes(void)
+{
+    return sizeof(struct scratch);
+}
+
+static void set_fault(const struct k_rows *rows, uint32_t row)
+{
+    __atomic_store_n((uint32_t *)k_host_at(rows->faults) + row, 1, __ATOMIC_RELAXED);
+}
+
+static struct k_span form_span(const struct k_act *act, enum k_form form)
+{
+    return form == K_FORM_F32 ? act->f32 : form == K_FORM_Q32 ? act->q32 : act->q256;
+}
+
+/* Start and stride of an activation's rows in the form that `format` reads. */
+static const uint8_t *act_rows(const struct k_act *act, enum k_format format, uint64_t *ret_stride)
+{
+    const enum k_form form = k_format_form(format);
+    *ret_stride = form == K_FORM_F32 ? (uint64_t)act->n * 4 : k_format_act_bytes(form, act->n);
+    return k_host_at(form_span(act, form));
+}
+
+/* Outputs of one piece: a multiple of 16. */
+static uint32_t piece_outputs(enum k_format format, uint32_t n_out, uint32_t n_in)
+{
+    const uint64_t row = k_format_bytes(format, 1, n_in);
+    uint64_t n = PIECE_BYTES / row / 16 * 16;
+    n = n < 16 ? 16 : n;
+    return n > n_out ? n_out : (uint32_t)n;
+}
+
+struct job {
+    const struct k_cpu_inner *inner;
+    struct k_pool *pool;
+    const void *args;
+    uint32_t n_rows;
+    uint32_t pieces[K_MATMUL_MAX];  /* matmul: of each matrix */
+    uint32_t outputs[K_MATMUL_MAX]; /* of a piece */
+};
+
+static struct job job_of(struct k_stream *s, const void *args, const struct k_rows *rows)
+{
+    return (struct job){.inner = &s->device->inner,
+                        .pool = s->device->pool,
+                        .args = args,
+                        .n_rows = k_host_count(rows->n_rows)};
+}
+
+static void matmul_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_matmul *a = job->args;
+    struct scratch *s = k_pool_scratch(job->pool, thread);
+    uint32_t m = 0;
+    while (piece >= job->pieces[m])
+        piece -= job->pieces[m++];
+    const struct k_matrix *w = &a->w[m];
+    const uint32_t first = piece * job->outputs[m];
+    const uint32_t n = w->n_out - first < job->outputs[m] ? w->n_out - first : job->outputs[m];
+    const uint8_t *weights =
+        (const uint8_t *)k_host_at(w->data) + k_format_bytes(w->format, first, w->n_in);
+    uint64_t stride;
+    const uint8_t *x = act_rows(&a->act, w->format, &stride);
+    float *y = (float *)k_host_at(a->y[m]) + first;
+    for (uint32_t r = 0; r < job->n_rows; r += MAX_ROW_TILE) {
+        const uint32_t rows = job->n_rows - r < MAX_ROW_TILE ? job->n_rows - r : MAX_ROW_TILE;
+        for (uint32_t i = 0; i < rows; i++) {
+            s->x[i] = x + stride * (r + i);
+            s->y[i] = y + (size_t)(r + i) * w->n_out;
+        }
+        job->inner->mul(w->format, weights, n, w->n_in, s->x, s->y, rows, s->work);
+    }
+}
+
+static enum err_code matmul(const struct k_matmul *a, struct k_stream *s)
+{
+    struct job job = job_of(s, a, &a->rows);
+    uint32_t n = 0;
+    for (uint32_t m = 0; m < a->n_matrices; m++) {
+        job.outputs[m] = piece_outputs(a->w[m].format, a->w[m].n_out, a->w[m].n_in);
+        job.pieces[m] = (a->w[m].n_out + job.outputs[m] - 1) / job.outputs[m];
+        n += job.pieces[m];
+    }
+    if (job.n_rows > 0)
+        k_pool_run(job.pool, matmul_piece, &job, n);
+    return ERR_OK;
+}
+
+/* ---- operations by row ------------------------------------------------------------------------------------------ */
+
+static void norm_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_norm *a = job->args;
+    const size_t at = (size_t)row * a->groups * a->n;
+    const float *x = (const float *)k_host_at(a->x) + at;
+    float *y = (float *)k_host_at(a->y) + at;
+    for (uint32_t g = 0; g < a->groups; g++)
+        job->inner->norm(x + (size_t)g * a->n, k_host_at(a->weight), y + (size_t)g * a->n, a->n,
+                         a->eps);
+}
+
+static enum err_code norm(const struct k_norm *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, norm_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+/* Row `row` of act.f32 into the other forms. True: not finite. */
+static bool quantise_row(const struct k_cpu_inner *inner, const struct k_act *act, uint32_t row)
+{
+    const float *x = (const float *)k_host_at(act->f32) + (size_t)act->n * row;
+    bool fault = false;
+    if (act->q32.buffer != NULL)
+        fault |= inner->quantise32(x, act->n,
+                                   (uint8_t *)k_host_at(act->q32) +
+                                       k_format_act_bytes(K_FORM_Q32, act->n) * row);
+    if (act->q256.buffer != NULL)
+        fault |= inner->quantise256(x, act->n,
+                                    (uint8_t *)k_host_at(act->q256) +
+                                        k_format_act_bytes(K_FORM_Q256, act->n) * row);
+    return fault;
+}
+
+static void quantise_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_quantise *a = job->args;
+    if (quantise_row(job->inner, &a->act, row))
+        set_fault(&a->rows, row);
+}
+
+static enum err_code quantise(const struct k_quantise *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, quantise_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void moe_sum_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_moe_sum *a = job->args;
+    const size_t pair = (size_t)row * a->n_used;
+    job->inner->moe_sum((const float *)k_host_at(a->weights) + pair,
+                        (const float *)k_host_at(a->out) + pair * a->n, a->n, a->n_used, a->n,
+                        (float *)k_host_at(a->x) + (size_t)row * a->n);
+}
+
+static enum err_code moe_sum(const struct k_moe_sum *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, moe_sum_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+/* ---- attention: a piece is the query heads of one row that share a kv head --------------------------------------- */
+
+static uint64_t attention_thread_bytes(uint32_t head_dim, uint32_t max_pages)
+{
+    const uint64_t bytes =
+        (uint64_t)max_pages * sizeof(uint8_t *) + (3 * (uint64_t)head_dim + K_PAGE) * 4;
+    return (bytes + 127) & ~UINT64_C(127);
+}
+
+static uint64_t attention_bytes(const struct k_device *d, uint32_t n_head, uint32_t head_dim,
+                                uint32_t max_rows, uint32_t max_pages)
+{
+    (void)n_head, (void)max_rows;
+    return attention_thread_bytes(head_dim, max_pages) * d->threads;
+}
+
+static void attention_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_attention *a = job->args;
+    const struct k_kv *kv = &a->kv;
+    const uint32_t row = piece / kv->n_head_kv, head_kv = piece % kv->n_head_kv;
+    const uint32_t position = ((const uint32_t *)k_host_at(a->rows.position))[row];
+    const uint32_t sequence = ((const uint32_t *)k_host_at(a->rows.sequence))[row];
+    const uint32_t *table =
+        (const uint32_t *)k_host_at(kv->table) + (size_t)sequence * kv->max_pages;
+    uint8_t *scratch = (uint8_t *)k_host_at(a->scratch) +
+                       attention_thread_bytes(kv->head_dim, kv->max_pages) * thread;
+    const uint8_t **pages = (const uint8_t **)(void *)scratch;
+    float *work = (float *)(void *)(pages + kv->max_pages);
+    for (uint32_t p = 0; p <= position / K_PAGE; p++)
+        pages[p] =
+            (const uint8_t *)k_host_at(kv->pool) + kv->page_bytes * table[p] + kv->layer_offset;
+    const uint32_t shared = a->n_head / kv->n_head_kv, dim = kv->head_dim;
+    bool fault = false;
+    for (uint32_t h = head_kv * shared; h < (head_kv + 1) * shared; h++) {
+        const size_t at = ((size_t)row * a->n_head + h) * dim;
+        fault |=
+            job->inner->attention_head((const float *)k_host_at(a->q) + at, pages, position + 1, kv,
+                                       head_kv, a->scale, work, (float *)k_host_at(a->y) + at);
+    }
+    if (fault)
+        set_fault(&a->rows, row);
+}
+
+static enum err_code attention(const struct k_attention *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, attention_piece, &job, job.n_rows * a->kv.n_head_kv);
+    return ERR_OK;
+}
+
+/* ---- experts: a piece is a range of outputs of one group ---------------------------------------------------------- */
+
+static const uint8_t *slice(const struct k_experts *x, uint32_t expert, int which)
+{
+    const uint64_t *slots = k_host_at(x->slots);
+    return (const uint8_t *)x->arena->data + slots[3 * (size_t)expert + (size_t)which];
+}
+
+static void gate_up_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_moe_gate_up *a = job->args;
+    const struct k_experts *x = &a->experts;
+    struct scratch *s = k_pool_scratch(job->pool, thread);
+    const uint32_t units = (x->n_ff + UNIT - 1) / UNIT;
+    const uint32_t *selected = k_host_at(a->selected), *order = k_host_at(a->order);
+    const struct k_group *g =
+        &((const struct k_group *)k_host_at(a->groups))[selected[piece / units]];
+    const uint32_t first = piece % units * UNIT;
+    const uint32_t n = x->n_ff - first < UNIT ? x->n_ff - first : UNIT;
+    const uint8_t *gate = slice(x, g->expert, 0) + k_format_bytes(x->gate, first, x->n_embd);
+    const uint8_t *up = slice(x, g->expert, 1) + k_format_bytes(x->up, first, x->n_embd);
+    uint64_t stride_gate, stride_up;
+    const uint8_t *x_gate = act_rows(&a->x, x->gate, &stride_gate);
+    const uint8_t *x_up = act_rows(&a->x, x->up, &stride_up);
+    for (uint32_t p = 0; p < g->count; p += MAX_ROW_TILE) {
+        const uint32_t rows = g->count - p < MAX_ROW_TILE ? g->count - p : MAX_ROW_TILE;
+        const uint32_t *pairs = order + g->first + p;
+        for (uint32_t i = 0; i < rows; i++) {
+            s->x[i] = x_gate + stride_gate * (pairs[i] / x->n_used);
+            s->y[i] = (float *)k_host_at(a->h.f32) + (size_t)pairs[i] * x->n_ff + first;
+            s->z[i] = s->up[i];
+        }
+        job->inner->mul(x->gate, gate, n, x->n_embd, s->x, s->y, rows, s->work);
+        for (uint32_t i = 0; i < rows; i++)
+            s->x[i] = x_up + stride_up * (pairs[i] / x->n_used);
+        job->inner->mul(x->up, up, n, x->n_embd, s->x, s->z, rows, s->work);
+        for (uint32_t i = 0; i < rows; i++)
+            job->inner->swiglu(s->y[i], s->up[i], n);
+    }
+}
+
+static void quantise_h_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_moe_gate_up *a = job->args;
+    const struct k_group *g = &((const struct k_group *)k_host_at(
+        a->groups))[((const uint32_t *)k_host_at(a->selected))[piece]];
+    const uint32_t *order = k_host_at(a->order);
+    for (uint32_t p = g->first; p < g->first + g->count; p++)
+        if (quantise_row(job->inner, &a->h, order[p]))
+            set_fault(&a->rows, order[p] / a->experts.n_used);
+}
+
+static enum err_code moe_gate_up(const struct k_moe_gate_up *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    const uint32_t n = k_host_count(a->n_selected);
+    k_pool_run(job.pool, gate_up_piece, &job, n * ((a->experts.n_ff + UNIT - 1) / UNIT));
+    if (a->h.q32.buffer != NULL || a->h.q256.buffer != NULL)
+        k_pool_run(job.pool, quantise_h_piece, &job, n);
+    return ERR_OK;
+}
+
+static uint32_t down_outputs(const struct k_experts *x)
+{
+    return piece_outputs(x->down, x->n_embd, x->n_ff);
+}
+
+static void down_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_moe_down *a = job->args;
+    const struct k_experts *x = &a->experts;
+    struct scratch *s = k_pool_scratch(job->pool, thread);
+    const uint32_t outputs = down_outputs(x), units = (x->n_embd + outputs - 1) / outputs;
+    const uint32_t *selected = k_host_at(a->selected), *order = k_host_at(a->order);
+    const struct k_group *g =
+        &((const struct k_group *)k_host_at(a->groups))[selected[piece / units]];
+    const uint32_t first = piece % units * outputs;
+    const uint32_t n = x->n_embd - first < outputs ? x->n_embd - first : outputs;
+    const uint8_t *down = slice(x, g->expert, 2) + k_format_bytes(x->down, first, x->n_ff);
+    uint64_t stride;
+    const uint8_t *h = act_rows(&a->h, x->down, &stride);
+    for (uint32_t p = 0; p < g->count; p += MAX_ROW_TILE) {
+        const uint32_t rows = g->count - p < MAX_ROW_TILE ? g->count - p : MAX_ROW_TILE;
+        for (uint32_t i = 0; i < rows; i++) {
+            const uint32_t pair = order[g->first + p + i];
+            s->x[i] = h + stride * pair;
+            s->y[i] = (float *)k_host_at(a->out) + (size_t)pair * x->n_embd + first;
+        }
+        job->inner->mul(x->down, down, n, x->n_ff, s->x, s->y, rows, s->work);
+    }
+}
+
+static enum err_code moe_down(const struct k_moe_down *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    const uint32_t outputs = down_outputs(&a->experts);
+    k_pool_run(job.pool, down_piece, &job,
+               k_host_count(a->n_selected) * ((a->experts.n_embd + outputs - 1) / outputs));
+    return ERR_OK;
+}
+
+/* ---- the tables --------------------------------------------------------------------------------------------------- */
+
+static void mul_reference(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
+                          const void *const *x, float *const *y, uint32_t n_rows, void *work)
+{
+    (void)work;
+    const uint64_t stride = k_format_bytes(format, 1, n_in);
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t o = 0; o < n_out; o++)
+            y[r][o] = k_ref_dot(format, (const uint8_t *)w + stride * o, x[r], n_in);
+}
+
+static void swiglu_reference(float *h, const float *up, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        h[i] = k_float_swiglu(h[i], up[i]);
+}
+
+static void moe_sum_reference(const float *weights, const float *out, size_t stride,
+                              uint32_t n_used, uint32_t n, float *x)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float y = 0.0f;
+        for (uint32_t k = 0; k < n_used; k++)
+            y = k_float_fma(weights[k], out[k * stride + i], y);
+        x[i] = x[i] + y;
+    }
+}
+
+static void fill_reference(struct k_cpu_inner *ret)
+{
+    *ret = (struct k_cpu_inner){.name = "reference",
+                                .mul = mul_reference,
+                                .quantise32 = k_ref_quantise32,
+                                .quantise256 = k_ref_quantise256,
+                                .norm = k_ref_norm,
+                                .swiglu = swiglu_reference,
+                                .attention_head = k_ref_attention_head,
+                                .moe_sum = moe_sum_reference};
+}
+
+void k_cpu_ops_fill(enum k_level level, struct k_cpu_inner *ret)
+{
+    fill_reference(ret);
+    if (level == K_LEVEL_AVX2) {
+        ret->name = "avx2";
+        k_avx2_matmul_fill(ret);
+        k_avx2_rows_fill(ret);
+    } else if (level == K_LEVEL_AVX512) {
+        ret->name = "avx512";
+        k_avx512_matmul_fill(ret);
+        k_avx2_rows_fill(ret);
+    }
+}
+
+void k_cpu_ops_table(const struct k_cpu_inner *inner, struct k_ops *ret)
+{
+    *ret = *k_ref_ops(); /* memory, and the operations that are small beside the others */
+    ret->name = inner->name;
+    ret->attention_bytes = attention_bytes;
+    ret->norm = norm;
+    ret->quantise = quantise;
+    ret->matmul = matmul;
+    ret->attention = attention;
+    ret->moe_gate_up = moe_gate_up;
+    ret->moe_down = moe_down;
+    ret->moe_sum = moe_sum;
+}

@@ -1,0 +1,69 @@
+/* Opens a backend: by the CPU's bits and the level asked for. */
+#include "alloc.h"
+#include "k_cpu.h"
+#include "k_cpu_ops.h"
+#include "k_host.h"
+#include "k_pool.h"
+#include "k_ref.h"
+#include "kernels.h"
+
+static const char *const names[] = {"auto", "reference", "avx2", "avx512"};
+
+const char *k_levels_available(void)
+{
+    if (k_cpu_has(K_LEVEL_AVX512))
+        return "reference avx2 avx512";
+    return k_cpu_has(K_LEVEL_AVX2) ? "reference avx2" : "reference";
+}
+
+enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret, struct err *e)
+{
+    if (level == K_LEVEL_AUTO)
+        level = k_cpu_has(K_LEVEL_AVX512) ? K_LEVEL_AVX512
+                : k_cpu_has(K_LEVEL_AVX2) ? K_LEVEL_AVX2
+                                          : K_LEVEL_REFERENCE;
+    if (!k_cpu_has(level))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "compute.cpu_level = %s: this processor lacks %s; it has %s", names[level],
+                       k_cpu_needs(level), k_levels_available());
+    if (!k_pool_float_mode_is_exact())
+        return err_set(e, ERR_UNSUPPORTED,
+                       "the floating-point mode flushes denormals or does not round to nearest; "
+                       "answers would not be exact");
+    struct k_device *d = alloc_zero(ALLOC_WORK, 1, sizeof *d);
+    if (d == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the compute device");
+    d->level = level;
+    d->threads = level == K_LEVEL_REFERENCE ? 1 : threads == 0 ? k_cpu_cores() : threads;
+    if (level == K_LEVEL_REFERENCE) {
+        d->ops = *k_ref_ops();
+    } else {
+        k_cpu_ops_fill(level, &d->inner);
+        k_cpu_ops_table(&d->inner, &d->ops);
+        const enum err_code code = k_pool_new(d->threads, k_cpu_ops_scratch_bytes(), &d->pool, e);
+        if (code != ERR_OK) {
+            alloc_free(d);
+            return code;
+        }
+    }
+    *ret = d;
+    return ERR_OK;
+}
+
+void k_close(struct k_device *d)
+{
+    if (d == NULL)
+        return;
+    k_pool_free(d->pool);
+    alloc_free(d);
+}
+
+const struct k_ops *k_ops(const struct k_device *d)
+{
+    return &d->ops;
+}
+
+uint32_t k_threads(const struct k_device *d)
+{
+    return d->threads;
+}
