@@ -17,9 +17,9 @@ struct engine_slot {
     struct kv_sequence kv;
     uint32_t *tokens; /* [n_ctx]: prompt and answer */
     uint32_t n_tokens;
-    uint32_t n_given;     /* of them came with the request */
-    uint32_t prompt_told; /* prompt tokens whose logprobs were sent */
-    bool paged;           /* false: waits for pages, at first or after pre-emption */
+    uint32_t n_given;                    /* of them came with the request */
+    uint32_t prompt_told;                /* prompt tokens whose logprobs were sent */
+    bool paged;                          /* false: waits for pages, at first or after pre-emption */
     uint64_t started_ns, first_token_ns; /* 0: not yet */
     struct proto_usage usage;
     /* of the running step */
@@ -39,9 +39,9 @@ struct engine_run {
     struct sample sample;
     uint32_t n_ctx, max_pages, n_slots;
     struct engine_slot slots[ENGINE_MAX_SEQUENCES];
-    uint32_t *slot_arrays; /* tokens and pages of all slots */
-    struct list waiting;   /* struct engine_job.waiting */
-    uint64_t row_ns;       /* measured; 0: unknown */
+    uint32_t *slot_arrays;     /* tokens and pages of all slots */
+    struct list waiting;       /* struct engine_job.waiting */
+    uint64_t row_ns;           /* measured; 0: unknown */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };
 

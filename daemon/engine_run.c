@@ -1,0 +1,286 @@
+#include "engine_run.h"
+
+#include "alloc.h"
+#include "engine_admit.h"
+#include "engine_answer.h"
+#include "fault.h"
+
+size_t engine_run_events(const struct engine_config *config)
+{
+    /* progress and token of each sequence, and one prompt's logprobs */
+    return 2 * (size_t)config->max_sequences + ENGINE_RUN_PROMPT_LOGITS / ENGINE_EVENT_TOKENS + 2;
+}
+
+/* ---- start ---- */
+
+static uint32_t pages_of(uint32_t positions)
+{
+    return (uint32_t)(((uint64_t)positions + K_PAGE - 1) / K_PAGE);
+}
+
+/* Context = min(model, setting, what the pool holds). */
+static uint32_t size_pool(struct engine_run *run)
+{
+    const struct engine_config *c = run->config;
+    const uint64_t page = engine_forward_page_bytes(run->model, (enum k_kv_type)c->kv_type);
+    uint32_t context = run->model->shape.n_ctx_train;
+    if (c->context != 0 && c->context < context)
+        context = c->context;
+    const uint32_t n = kv_page_count(c->kv_budget, model_memory_bytes("MemTotal"), page,
+                                     pages_of(context), c->max_sequences);
+    if (n < pages_of(context))
+        context = n * K_PAGE;
+    run->n_ctx = context;
+    run->max_pages = pages_of(context);
+    return n;
+}
+
+static enum err_code start_slots(struct engine_run *run, struct err *e)
+{
+    const size_t each = (size_t)run->n_ctx + run->max_pages;
+    run->n_slots = run->config->max_sequences;
+    run->slot_arrays = alloc_zero(ALLOC_KV, run->n_slots, each * sizeof(uint32_t));
+    if (run->slot_arrays == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for %u sequences of %u tokens", run->n_slots,
+                       run->n_ctx);
+    for (uint32_t i = 0; i < run->n_slots; i++) {
+        run->slots[i] = (struct engine_slot){.tokens = run->slot_arrays + i * each};
+        run->slots[i].kv.pages = run->slots[i].tokens + run->n_ctx;
+    }
+    return ERR_OK;
+}
+
+enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
+                               struct k_stream *stream, const struct model *model, struct err *e)
+{
+    run->model = model;
+    run->ops = k_ops(device);
+    run->stream = stream;
+    const uint32_t n_pages = size_pool(run);
+    const struct engine_forward_sizes sizes = {
+        .max_rows = run->config->prefill_chunk + run->config->max_sequences,
+        .max_logits = run->config->max_sequences + ENGINE_RUN_PROMPT_LOGITS,
+        .max_sequences = run->config->max_sequences,
+        .max_pages = run->max_pages,
+        .kv_type = (enum k_kv_type)run->config->kv_type};
+    const uint64_t page = engine_forward_page_bytes(model, sizes.kv_type);
+    const uint64_t work = engine_forward_bytes(device, model, &sizes);
+    enum err_code code = model_check_memory(model, n_pages * page, work, e);
+    if (code == ERR_OK)
+        code = run->ops->buffer_new(device, n_pages * page, &run->pool, e);
+    if (code == ERR_OK)
+        code = engine_forward_new(device, stream, model, &sizes, run->pool, &run->forward, e);
+    if (code == ERR_OK)
+        code = kv_page_start(&run->pages, n_pages, e);
+    if (code == ERR_OK)
+        code = kv_prefix_start(&run->prefix, &run->pages, e);
+    if (code == ERR_OK)
+        code = sample_start(&run->sample, model->shape.n_vocab, e);
+    if (code == ERR_OK)
+        code = start_slots(run, e);
+    run->count.kv_pages_total = n_pages;
+    run->count.kv_page_bytes = page;
+    run->count.weights_bytes = model->weights_bytes;
+    run->count.work_bytes = work;
+    return code;
+}
+
+void engine_run_done(struct engine_run *run)
+{
+    engine_forward_free(run->forward);
+    if (run->pool != NULL)
+        run->ops->buffer_free(run->pool);
+    kv_prefix_done(&run->prefix);
+    kv_page_done(&run->pages);
+    sample_done(&run->sample);
+    alloc_free(run->slot_arrays);
+    run->forward = NULL;
+    run->pool = NULL;
+    run->slot_arrays = NULL;
+    run->n_slots = 0;
+}
+
+/* ---- ends ---- */
+
+static uint32_t ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns == 0 || to_ns < from_ns ? 0 : (uint32_t)((to_ns - from_ns) / 1000000u);
+}
+
+static void send_last(struct engine_run *run, struct engine_job *job, enum engine_event_kind kind)
+{
+    job->last.kind = kind;
+    job->last.handle = job->request.handle;
+    engine_mail_send(run->mail, &job->last);
+}
+
+static void free_slot(struct engine_run *run, struct engine_slot *slot)
+{
+    kv_sequence_release(&slot->kv, &run->prefix, slot->tokens);
+    slot->job = NULL;
+    slot->paged = false;
+    slot->rows = 0;
+}
+
+void engine_run_finish(struct engine_run *run, struct engine_slot *slot, enum proto_finish finish)
+{
+    const uint64_t now = ticks_ns(run->config->ticks);
+    struct engine_job *job = slot->job;
+    struct proto_usage *u = &slot->usage;
+    u->prefill_ms =
+        ms_between(slot->started_ns, slot->first_token_ns == 0 ? now : slot->first_token_ns);
+    u->decode_ms = ms_between(slot->first_token_ns, now);
+    job->last.done = (struct proto_done){.finish = (uint8_t)finish, .usage = *u};
+    free_slot(run, slot);
+    run->count.requests_done_total++;
+    run->count.requests_cancelled_total += finish == PROTO_FINISH_CANCELLED;
+    send_last(run, job, ENGINE_DONE);
+}
+
+void engine_run_fail_job(struct engine_run *run, struct engine_job *job, const struct err *cause)
+{
+    list_remove(&job->waiting);
+    job->last.error = *cause;
+    run->count.requests_failed_total++;
+    send_last(run, job, ENGINE_ERROR);
+}
+
+void engine_run_fail(struct engine_run *run, struct engine_slot *slot, const struct err *cause)
+{
+    struct engine_job *job = slot->job;
+    free_slot(run, slot);
+    engine_run_fail_job(run, job, cause);
+}
+
+void engine_run_cancel_job(struct engine_run *run, struct engine_job *job)
+{
+    list_remove(&job->waiting);
+    job->last.done = (struct proto_done){
+        .finish = PROTO_FINISH_CANCELLED,
+        .usage = {.prompt = job->request.run.n_prompt,
+                  .queue_ms = ms_between(job->submitted_ns, ticks_ns(run->config->ticks))}};
+    run->count.requests_done_total++;
+    run->count.requests_cancelled_total++;
+    send_last(run, job, ENGINE_DONE);
+}
+
+void engine_run_sweep(struct engine_run *run)
+{
+    list_each_safe(it, &run->waiting) {
+        struct engine_job *job = list_entry(it, struct engine_job, waiting);
+        if (atomic_load(&job->cancelled))
+            engine_run_cancel_job(run, job);
+    }
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        if (run->slots[i].job != NULL && atomic_load(&run->slots[i].job->cancelled))
+            engine_run_finish(run, &run->slots[i], PROTO_FINISH_CANCELLED);
+}
+
+void engine_run_fail_all(struct engine_run *run, const struct err *cause)
+{
+    list_each_safe(it, &run->waiting)
+        engine_run_fail_job(run, list_entry(it, struct engine_job, waiting), cause);
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        if (run->slots[i].job != NULL)
+            engine_run_fail(run, &run->slots[i], cause);
+}
+
+/* ---- the step ---- */
+
+/* Rows of the slot whose logits are wanted: the last one if it is the last token known, and those
+ * that tell about prompt tokens. */
+static void fill_logits(struct engine_run *run, struct engine_slot *slot)
+{
+    struct engine_forward *f = run->forward;
+    const struct proto_run *r = &slot->job->request.run;
+    slot->first_logit = f->n_logits;
+    slot->n_logits = 0;
+    for (uint32_t i = 0; i < slot->rows; i++) {
+        const uint32_t position = slot->kv.computed + i;
+        const bool prompt = (r->flags & PROTO_RUN_PROMPT_LOGPROBS) && position + 1 < r->n_prompt &&
+                            position + 1 >= slot->prompt_told;
+        if (!prompt && position + 1 != slot->n_tokens)
+            continue;
+        if (slot->n_logits++ == 0)
+            slot->logit_position = position;
+        f->logit_row[f->n_logits++] = slot->first_row + i;
+    }
+}
+
+static void fill_step(struct engine_run *run)
+{
+    struct engine_forward *f = run->forward;
+    f->n_rows = f->n_logits = 0;
+    for (uint32_t k = 0; k < run->n_slots; k++) {
+        struct engine_slot *slot = &run->slots[k];
+        if (slot->rows == 0)
+            continue;
+        if (slot->kv.changed) {
+            engine_forward_set_pages(f, k, slot->kv.pages, slot->kv.n_pages);
+            slot->kv.changed = false;
+        }
+        slot->first_row = f->n_rows;
+        for (uint32_t i = 0; i < slot->rows; i++) {
+            f->token[f->n_rows] = slot->tokens[slot->kv.computed + i];
+            f->position[f->n_rows] = slot->kv.computed + i;
+            f->sequence[f->n_rows++] = k;
+        }
+        fill_logits(run, slot);
+    }
+}
+
+static void count_step(struct engine_run *run, uint64_t ns, bool prompt)
+{
+    const uint32_t rows = run->forward->n_rows;
+    run->count.steps_total++;
+    run->count.rows_total += rows;
+    run->count.step_us_last = ns / 1000;
+    run->count.step_us_total += ns / 1000;
+    if (!prompt)
+        return;
+    const uint64_t row_ns = ns / rows;
+    run->row_ns = run->row_ns == 0 ? row_ns : (run->row_ns * 3 + row_ns) / 4;
+    (void)fault_hit(FAULT_ENGINE_PREFILL);
+}
+
+/* Resumed answers that were complete already. */
+static void end_complete(struct engine_run *run)
+{
+    enum proto_finish finish;
+    for (uint32_t i = 0; i < run->n_slots; i++) {
+        struct engine_slot *s = &run->slots[i];
+        if (s->job != NULL && s->job->request.run.first_index > 0 && s->n_tokens == s->n_given &&
+            engine_answer_ended(run, &s->job->request.run, s->tokens, s->n_tokens, &finish))
+            engine_run_finish(run, s, finish);
+    }
+}
+
+bool engine_run_step(struct engine_run *run)
+{
+    if (engine_mail_room(run->mail) < engine_run_events(run->config))
+        return false;
+    const uint64_t start = ticks_ns(run->config->ticks);
+    engine_admit_all(run, start);
+    end_complete(run);
+    if (engine_admit_rows(run, start) == 0)
+        return false;
+    bool prompt = false;
+    for (uint32_t i = 0; i < run->n_slots; i++) {
+        const struct engine_slot *s = &run->slots[i];
+        prompt = prompt || s->rows > 1 || (s->rows == 1 && s->n_tokens == s->n_given);
+    }
+    fill_step(run);
+    struct err e = {.code = ERR_OK};
+    if (engine_forward_step(run->forward, &e) != ERR_OK) {
+        for (uint32_t i = 0; i < run->n_slots; i++)
+            if (run->slots[i].job != NULL && run->slots[i].rows > 0)
+                engine_run_fail(run, &run->slots[i], &e);
+        return true;
+    }
+    const uint64_t now = ticks_ns(run->config->ticks);
+    count_step(run, now - start, prompt);
+    engine_answer_step(run, now);
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        run->slots[i].rows = 0;
+    return true;
+}
