@@ -20,16 +20,6 @@ static char *prompt(EditLine *el)
     return "> ";
 }
 
-/* Ctrl-C while a line is typed: the line is forgotten. */
-static unsigned char on_cancel(EditLine *el, int key)
-{
-    const LineInfoW *info = el_wline(el); /* in characters, as el_cursor counts */
-    (void)key;
-    el_cursor(el, (int)(info->lastchar - info->cursor));
-    el_deletestr(el, (int)(info->lastchar - info->buffer));
-    return CC_REDISPLAY;
-}
-
 static void history_open(struct cli_edit *ed)
 {
     HistEvent event;
@@ -61,8 +51,7 @@ enum err_code cli_edit_open(struct cli_edit *ed, bool editing, struct err *e)
     el_set(ed->editor, EL_PROMPT, prompt);
     el_set(ed->editor, EL_EDITOR, "emacs");
     el_set(ed->editor, EL_SETTY, "-d", "-isig", NULL);
-    el_set(ed->editor, EL_ADDFN, "islet-cancel", "forget the line", on_cancel);
-    el_set(ed->editor, EL_BIND, "^C", "islet-cancel", NULL);
+    el_set(ed->editor, EL_BIND, "^C", "em-kill-line", NULL); /* forgets what was typed */
     el_set(ed->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
     history_open(ed);
     return ERR_OK;
