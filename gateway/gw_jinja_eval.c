@@ -22,7 +22,6 @@ struct gw_jinja_macro {
 struct gw_jinja_loop {
     size_t index, n;
     const struct gw_jinja_value *items;
-    int64_t depth;
 };
 
 enum flow {
@@ -102,8 +101,8 @@ static struct gw_jinja_value loop_attribute(const struct gw_jinja_loop *loop,
         {"first", gw_jinja_value_bool(i == 0)},
         {"last", gw_jinja_value_bool(i + 1 == n)},
         {"length", gw_jinja_value_int(n)},
-        {"depth", gw_jinja_value_int(loop->depth)},
-        {"depth0", gw_jinja_value_int(loop->depth - 1)},
+        {"depth", gw_jinja_value_int(1)}, /* deeper ones exist in recursive loops alone */
+        {"depth0", gw_jinja_value_int(0)},
         {"previtem", i > 0 ? loop->items[i - 1] : missing(name)},
         {"nextitem", i + 1 < n ? loop->items[i + 1] : missing(name)},
     };
@@ -662,14 +661,12 @@ static const struct gw_jinja_list *loop_items(struct gw_jinja_run *r, const stru
 static enum flow for_loop(struct gw_jinja_run *r, const struct gw_jinja_node *n, struct scope *s)
 {
     const struct gw_jinja_list *list = loop_items(r, n, s);
-    struct gw_jinja_value outer = look_up(r, s, (struct gw_jinja_text){"loop", 4});
-    int64_t depth = outer.kind == GW_JINJA_VALUE_LOOP ? outer.as.loop->depth : 0;
     if (list && list->n == 0 && n->c)
         return execute(r, n->c, s);
     struct gw_jinja_loop *loop = gw_jinja_run_get(r, 1, sizeof *loop);
     for (size_t i = 0; loop && list && i < list->n && gw_jinja_run_ok(r); i++) {
         struct scope *one = inner(r, s);
-        *loop = (struct gw_jinja_loop){i, list->n, list->items, depth + 1};
+        *loop = (struct gw_jinja_loop){i, list->n, list->items};
         define(r, one, (struct gw_jinja_text){"loop", 4},
                (struct gw_jinja_value){GW_JINJA_VALUE_LOOP, {.loop = loop}});
         assign(r, n->a, one, list->items[i]);

@@ -284,6 +284,8 @@ static void quote(struct buf *b, struct gw_jinja_text t)
             buf_text(b, c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t");
         else if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD)
             buf_format(b, "\\x%02x", c);
+        else if (c > 0xFF && is_space(c))
+            buf_format(b, "\\u%04x", c);
         else
             buf_append(b, at, n);
     }
