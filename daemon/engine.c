@@ -1,0 +1,464 @@
+#include "engine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "engine_run.h"
+#include "fault.h"
+#include "log.h"
+
+enum {
+    IDLE_MS = 1000,
+    RESIDENT_EVERY_NS = 1000000000
+};
+
+struct engine {
+    struct engine_config config;
+    pthread_t thread;
+    struct engine_mail mail;
+    struct queue *submitted; /* struct engine_job, loop to engine */
+    _Atomic bool stop, load_again, drain;
+    _Atomic bool starved; /* the engine waits for events to come back */
+    _Atomic uint64_t heartbeat;
+
+    /* loop thread */
+    struct list open; /* struct engine_job.open */
+    _Atomic uint32_t n_open;
+    uint64_t n_orders;
+
+    /* under `lock` */
+    pthread_mutex_t lock;
+    struct engine_facts facts;
+    struct engine_snapshot snapshot;
+
+    /* engine thread */
+    struct engine_run run;
+    struct k_device *device;
+    struct k_stream *stream;
+    struct model *model;
+    uint64_t started_ns, resident_ns;
+    int statm; /* /proc/self/statm, or -1 */
+};
+
+/* ---- facts and snapshot ---- */
+
+static void set_state(struct engine *g, enum proto_state state, const char *reason)
+{
+    pthread_mutex_lock(&g->lock);
+    g->facts.state = state;
+    snprintf(g->facts.reason, sizeof(g->facts.reason), "%s", reason);
+    pthread_mutex_unlock(&g->lock);
+    engine_mail_send_state(&g->mail);
+}
+
+static enum proto_state state_of(struct engine *g)
+{
+    pthread_mutex_lock(&g->lock);
+    const enum proto_state state = g->facts.state;
+    pthread_mutex_unlock(&g->lock);
+    return state;
+}
+
+static void read_resident(struct engine *g, uint64_t now)
+{
+    char text[64];
+    if (g->statm < 0 || (g->resident_ns != 0 && now - g->resident_ns < RESIDENT_EVERY_NS))
+        return;
+    g->resident_ns = now;
+    const ssize_t n = pread(g->statm, text, sizeof(text) - 1, 0);
+    unsigned long long size, resident;
+    if (n <= 0)
+        return;
+    text[n] = '\0';
+    if (sscanf(text, "%llu %llu", &size, &resident) == 2)
+        g->run.count.resident_bytes = resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void describe_job(struct engine_snapshot *s, const struct engine_job *job, uint64_t now,
+                         struct proto_sequence what)
+{
+    if (s->status.n_sequences == ENGINE_MAX_LISTED)
+        return;
+    const uint16_t i = s->status.n_sequences++;
+    what.request_id = job->request.handle;
+    what.prompt = job->request.run.n_prompt;
+    what.age_ms = now > job->submitted_ns ? (now - job->submitted_ns) / 1000000u : 0;
+    memcpy(s->clients[i], job->request.client, sizeof(s->clients[i]));
+    s->sequences[i] = what;
+}
+
+static void describe_sequences(struct engine *g, struct engine_snapshot *s, uint64_t now)
+{
+    s->status.n_sequences = 0;
+    s->status.sequences_running = s->status.sequences_waiting = 0;
+    for (uint32_t i = 0; i < g->run.n_slots; i++) {
+        const struct engine_slot *slot = &g->run.slots[i];
+        if (slot->job == NULL)
+            continue;
+        const bool decodes = slot->n_tokens > slot->n_given;
+        const enum proto_sequence_state state = !slot->paged ? PROTO_SEQUENCE_WAITING
+                                                : decodes    ? PROTO_SEQUENCE_DECODE
+                                                             : PROTO_SEQUENCE_PREFILL;
+        *(slot->paged ? &s->status.sequences_running : &s->status.sequences_waiting) += 1;
+        const uint32_t n_prompt = slot->job->request.run.n_prompt;
+        describe_job(s, slot->job, now,
+                     (struct proto_sequence){
+                         .state = (uint8_t)state,
+                         .prefilled = slot->kv.computed < n_prompt ? slot->kv.computed : n_prompt,
+                         .generated = slot->n_tokens - n_prompt,
+                         .kv_pages = slot->kv.n_pages});
+    }
+    list_each(it, &g->run.waiting) {
+        s->status.sequences_waiting++;
+        describe_job(s, list_entry(it, struct engine_job, waiting), now,
+                     (struct proto_sequence){.state = PROTO_SEQUENCE_WAITING});
+    }
+}
+
+static void take_snapshot(struct engine *g)
+{
+    const uint64_t now = ticks_ns(g->config.ticks);
+    struct proto_status *c = &g->run.count;
+    read_resident(g, now);
+    c->version = PROTO_STATUS_VERSION;
+    c->uptime_ms = (now - g->started_ns) / 1000000u;
+    c->kv_pages_cached = g->run.prefix.n_cached;
+    c->kv_pages_used = g->run.pages.n - g->run.pages.n_free - g->run.prefix.n_cached;
+    pthread_mutex_lock(&g->lock);
+    struct engine_snapshot *s = &g->snapshot;
+    s->taken_ns = now;
+    s->status = *c;
+    s->status.state = (uint8_t)g->facts.state;
+    describe_sequences(g, s, now);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void engine_get_facts(struct engine *g, struct engine_facts *ret)
+{
+    pthread_mutex_lock(&g->lock);
+    *ret = g->facts;
+    pthread_mutex_unlock(&g->lock);
+}
+
+void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
+{
+    pthread_mutex_lock(&g->lock);
+    *ret = g->snapshot;
+    pthread_mutex_unlock(&g->lock);
+    ret->status.sequences = ret->sequences;
+    ret->status.backend = proto_text_of(ret->backend);
+    ret->status.degraded = proto_text_of("");
+    for (uint16_t i = 0; i < ret->status.n_sequences; i++)
+        ret->sequences[i].client = proto_text_of(ret->clients[i]);
+}
+
+/* ---- loading ---- */
+
+static void on_progress(void *context, unsigned percent)
+{
+    struct engine *g = context;
+    pthread_mutex_lock(&g->lock);
+    g->facts.progress = (uint8_t)percent;
+    pthread_mutex_unlock(&g->lock);
+    engine_mail_send_state(&g->mail);
+}
+
+static bool on_piece(void *context)
+{
+    struct engine *g = context;
+    atomic_fetch_add(&g->heartbeat, 1);
+    return atomic_load(&g->stop);
+}
+
+static void unload(struct engine *g)
+{
+    engine_run_done(&g->run);
+    model_close(g->model);
+    g->model = NULL;
+    if (g->stream != NULL)
+        k_ops(g->device)->stream_free(g->stream);
+    g->stream = NULL;
+    if (g->device != NULL)
+        k_close(g->device);
+    g->device = NULL;
+}
+
+static void know_model(struct engine *g)
+{
+    const struct model_shape *shape = &g->model->shape;
+    pthread_mutex_lock(&g->lock);
+    struct engine_facts *f = &g->facts;
+    snprintf(f->model, sizeof(f->model), "%s", shape->name);
+    memcpy(f->file_digest, g->model->file_digest, sizeof(f->file_digest));
+    memcpy(f->shape_digest, g->model->shape_digest, sizeof(f->shape_digest));
+    f->n_layer = shape->n_layer;
+    f->n_expert = shape->n_expert;
+    f->n_expert_used = shape->n_expert_used;
+    f->n_vocab = shape->n_vocab;
+    f->n_ctx = g->run.n_ctx;
+    snprintf(g->snapshot.backend, sizeof(g->snapshot.backend), "%s", k_ops(g->device)->name);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static enum err_code load(struct engine *g, struct err *e)
+{
+    struct model_loading loading = {
+        .path = g->config.model_path, .progress = on_progress, .stopped = on_piece, .context = g};
+    enum err_code code =
+        k_open((enum k_level)g->config.cpu_level, g->config.threads, &g->device, e);
+    if (code == ERR_OK)
+        code = k_ops(g->device)->stream_new(g->device, &g->stream, e);
+    loading.device = g->device;
+    loading.stream = g->stream;
+    if (code == ERR_OK)
+        code = model_open(&loading, &g->model, e);
+    if (code == ERR_OK)
+        code = engine_run_start(&g->run, g->device, g->stream, g->model, e);
+    if (code == ERR_OK)
+        code = model_load(g->model, &loading, e);
+    if (code == ERR_OK) {
+        g->run.count.cpu_threads = k_threads(g->device);
+        know_model(g);
+    }
+    return code;
+}
+
+/* Those that came while the model loaded were not checked against it. */
+static void check_waiting(struct engine *g)
+{
+    list_each_safe(it, &g->run.waiting) {
+        struct engine_job *job = list_entry(it, struct engine_job, waiting);
+        struct err e = {.code = ERR_OK};
+        if (engine_request_check_model(&job->request.run, g->model->shape.n_vocab, g->run.n_ctx,
+                                       &e) != ERR_OK)
+            engine_run_fail_job(&g->run, job, &e);
+    }
+}
+
+static void load_model(struct engine *g)
+{
+    struct err e = {.code = ERR_OK};
+    on_progress(g, 0);
+    set_state(g, PROTO_LOADING, "");
+    if (load(g, &e) == ERR_OK) {
+        on_progress(g, 100);
+        set_state(g, atomic_load(&g->drain) ? PROTO_DRAINING : PROTO_SERVING, "");
+        log_info("engine", "serving",
+                 "model=%s context=%u kv_pages=%u weights_bytes=%llu backend=%s threads=%u",
+                 g->model->shape.name, g->run.n_ctx, g->run.pages.n,
+                 (unsigned long long)g->model->weights_bytes, k_ops(g->device)->name,
+                 k_threads(g->device));
+        return;
+    }
+    unload(g);
+    if (e.code == ERR_CANCELLED)
+        return;
+    log_error("engine", "load_failed", "error=%s reason=%s", err_code_name(e.code), e.text);
+    set_state(g, PROTO_FAILED, e.text);
+}
+
+/* ---- the thread ---- */
+
+static void take_submitted(struct engine *g)
+{
+    struct engine_job *job;
+    while ((job = queue_pop(g->submitted)) != NULL) {
+        list_append(&g->run.waiting, &job->waiting);
+        g->run.count.requests_total++;
+    }
+}
+
+/* One turn. Returns whether there may be more to do at once. */
+static bool turn(struct engine *g)
+{
+    take_submitted(g);
+    engine_run_sweep(&g->run);
+    if (g->model == NULL) {
+        struct err e = {.code = ERR_OK};
+        (void)err_set(&e, ERR_BUSY, "the model is not loaded");
+        engine_run_fail_all(&g->run, &e);
+        return false;
+    }
+    check_waiting(g);
+    atomic_store(&g->starved, engine_mail_room(&g->mail) < engine_run_events(&g->config));
+    return engine_run_step(&g->run);
+}
+
+static void *engine_main(void *argument)
+{
+    struct engine *g = argument;
+    pthread_setname_np(pthread_self(), "engine");
+    atomic_store(&g->load_again, true);
+    while (!atomic_load(&g->stop)) {
+        if (atomic_exchange(&g->load_again, false) && g->model == NULL)
+            load_model(g);
+        const bool more = turn(g);
+        atomic_fetch_add(&g->heartbeat, 1);
+        take_snapshot(g);
+        if (!more && !atomic_load(&g->stop))
+            queue_wait(g->submitted, IDLE_MS);
+    }
+    unload(g);
+    return NULL;
+}
+
+/* ---- the loop's side ---- */
+
+static void free_engine(struct engine *g)
+{
+    list_each_safe(it, &g->open)
+        engine_request_free(&list_entry(it, struct engine_job, open)->request);
+    engine_mail_done(&g->mail);
+    queue_free(g->submitted);
+    pthread_mutex_destroy(&g->lock);
+    if (g->statm >= 0)
+        close(g->statm);
+    alloc_free(g);
+}
+
+static enum err_code start_thread(struct engine *g, struct err *e)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    const int failed = pthread_create(&g->thread, NULL, engine_main, g);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed == 0 ? ERR_OK : err_set_os(e, ERR_IO, failed, "the engine's thread");
+}
+
+enum err_code engine_start(const struct engine_config *config, struct engine **ret, struct err *e)
+{
+    struct engine *g = alloc_zero(ALLOC_MISC, 1, sizeof(*g));
+    if (g == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the engine");
+    g->config = *config;
+    list_init(&g->open);
+    list_init(&g->run.waiting);
+    pthread_mutex_init(&g->lock, NULL);
+    g->run.config = &g->config;
+    g->run.mail = &g->mail;
+    g->mail.notify = config->notify;
+    g->mail.notify_context = config->notify_context;
+    g->facts.max_sequences = config->max_sequences;
+    g->facts.prefill_chunk = config->prefill_chunk;
+    g->started_ns = ticks_ns(config->ticks);
+    g->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    const size_t n_open = (size_t)config->max_waiting + config->max_sequences;
+    g->submitted = queue_new(n_open);
+    enum err_code code = ERR_OK;
+    if (g->submitted == NULL)
+        code = err_set(e, ERR_NOMEM, "no memory for %zu requests", n_open);
+    if (code == ERR_OK)
+        code = engine_mail_start(&g->mail, 4 * engine_run_events(config), n_open, e);
+    if (code == ERR_OK)
+        code = start_thread(g, e);
+    if (code == ERR_OK)
+        *ret = g;
+    else
+        free_engine(g);
+    return code;
+}
+
+void engine_stop(struct engine *g)
+{
+    if (g == NULL)
+        return;
+    atomic_store(&g->stop, true);
+    queue_wake(g->submitted);
+    pthread_join(g->thread, NULL);
+    free_engine(g);
+}
+
+void engine_load_again(struct engine *g)
+{
+    if (state_of(g) != PROTO_FAILED)
+        return;
+    atomic_store(&g->load_again, true);
+    queue_wake(g->submitted);
+}
+
+void engine_drain(struct engine *g)
+{
+    atomic_store(&g->drain, true);
+    if (state_of(g) == PROTO_SERVING)
+        set_state(g, PROTO_DRAINING, "");
+}
+
+enum err_code engine_submit(struct engine *g, struct engine_request *request, struct err *e)
+{
+    struct engine_job *job = engine_request_job(request);
+    struct engine_facts facts;
+    engine_get_facts(g, &facts);
+    if (atomic_load(&g->drain))
+        return err_set(e, ERR_BUSY, "the worker is draining and takes no new requests");
+    if (facts.state == PROTO_FAILED)
+        return err_set(e, ERR_BUSY, "the model is not loaded: %s", facts.reason);
+    enum err_code code = engine_request_check_run(&request->run, e);
+    if (code == ERR_OK && facts.n_ctx != 0)
+        code = engine_request_check_model(&request->run, facts.n_vocab, facts.n_ctx, e);
+    if (code != ERR_OK)
+        return code;
+    const uint32_t limit = g->config.max_waiting + g->config.max_sequences;
+    if (atomic_load(&g->n_open) >= limit)
+        return err_set(e, ERR_BUSY, "%u requests run or wait; the limit is %u",
+                       atomic_load(&g->n_open), limit);
+    if (fault_hit(FAULT_WORKER_ADMIT))
+        return err_set(e, ERR_BUSY, "a fault was asked for");
+    job->order = g->n_orders++;
+    job->submitted_ns = ticks_ns(g->config.ticks);
+    list_append(&g->open, &job->open);
+    atomic_fetch_add(&g->n_open, 1);
+    (void)queue_push(g->submitted, job); /* holds as many as may be open */
+    return ERR_OK;
+}
+
+void engine_cancel(struct engine *g, uint64_t handle)
+{
+    list_each(it, &g->open) {
+        struct engine_job *job = list_entry(it, struct engine_job, open);
+        if (job->request.handle != handle)
+            continue;
+        atomic_store(&job->cancelled, true);
+        queue_wake(g->submitted);
+        return;
+    }
+}
+
+static bool is_last(const struct engine_event *event)
+{
+    return event->kind == ENGINE_DONE || event->kind == ENGINE_ERROR;
+}
+
+struct engine_event *engine_next_event(struct engine *g)
+{
+    return engine_mail_next(&g->mail);
+}
+
+void engine_event_return(struct engine *g, struct engine_event *event)
+{
+    engine_mail_return(&g->mail, event);
+    if (is_last(event)) {
+        struct engine_job *job = list_entry(event, struct engine_job, last);
+        list_remove(&job->open);
+        atomic_fetch_sub(&g->n_open, 1);
+        engine_request_free(&job->request);
+    } else if (atomic_exchange(&g->starved, false)) {
+        queue_wake(g->submitted);
+    }
+}
+
+uint64_t engine_heartbeat(const struct engine *g)
+{
+    return atomic_load(&g->heartbeat);
+}
+
+uint32_t engine_open_requests(const struct engine *g)
+{
+    return atomic_load(&g->n_open);
+}
