@@ -169,10 +169,21 @@ static void on_progress(void *context, unsigned percent)
     engine_mail_send_state(&g->mail);
 }
 
+static void take_submitted(struct engine *g)
+{
+    struct engine_job *job;
+    while ((job = queue_pop(g->submitted)) != NULL) {
+        list_append(&g->run.waiting, &job->waiting);
+        g->run.count.requests_total++;
+    }
+}
+
 static bool on_piece(void *context)
 {
     struct engine *g = context;
     atomic_fetch_add(&g->heartbeat, 1);
+    take_submitted(g); /* a request that waits for the model can be cancelled at once */
+    engine_run_sweep(&g->run);
     return atomic_load(&g->stop);
 }
 
@@ -235,6 +246,9 @@ static void check_waiting(struct engine *g)
     list_each_safe(it, &g->run.waiting) {
         struct engine_job *job = list_entry(it, struct engine_job, waiting);
         struct err e = {.code = ERR_OK};
+        if (job->checked)
+            continue;
+        job->checked = true;
         if (engine_request_check_model(&job->request.run, g->model->shape.n_vocab, g->run.n_ctx,
                                        &e) != ERR_OK)
             engine_run_fail_job(&g->run, job, &e);
@@ -265,15 +279,6 @@ static void load_model(struct engine *g)
 
 /* ---- the thread ---- */
 
-static void take_submitted(struct engine *g)
-{
-    struct engine_job *job;
-    while ((job = queue_pop(g->submitted)) != NULL) {
-        list_append(&g->run.waiting, &job->waiting);
-        g->run.count.requests_total++;
-    }
-}
-
 /* One turn. Returns whether there may be more to do at once. */
 static bool turn(struct engine *g)
 {
@@ -286,7 +291,10 @@ static bool turn(struct engine *g)
         return false;
     }
     check_waiting(g);
-    atomic_store(&g->starved, engine_mail_room(&g->mail) < engine_run_events(&g->config));
+    atomic_store(&g->starved, true); /* first, so that an event that comes back now wakes us */
+    if (engine_mail_room(&g->mail) < engine_run_events(&g->config))
+        return false;
+    atomic_store(&g->starved, false);
     return engine_run_step(&g->run);
 }
 
@@ -410,6 +418,7 @@ enum err_code engine_submit(struct engine *g, struct engine_request *request, st
                        atomic_load(&g->n_open), limit);
     if (fault_hit(FAULT_WORKER_ADMIT))
         return err_set(e, ERR_BUSY, "a fault was asked for");
+    job->checked = facts.n_ctx != 0;
     job->order = g->n_orders++;
     job->submitted_ns = ticks_ns(g->config.ticks);
     list_append(&g->open, &job->open);

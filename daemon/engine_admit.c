@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "sched.h"
+#include "engine_sched.h"
 
 enum {
     DEFER_MS = 10000 /* waiting for another's prefix, at most */
@@ -104,7 +104,8 @@ static struct engine_job *next_waiting(const struct engine_run *run, uint64_t no
     list_each(it, &run->waiting) {
         struct engine_job *job = list_entry(it, struct engine_job, waiting);
         const struct proto_run *r = &job->request.run;
-        const int64_t urgency = sched_urgency(r->n_tokens, r->priority, waited_ms(job, now_ns));
+        const int64_t urgency =
+            engine_sched_urgency(r->n_tokens, r->priority, waited_ms(job, now_ns));
         if ((best == NULL || urgency < best_urgency) && !deferred(run, job, now_ns)) {
             best = job;
             best_urgency = urgency;
@@ -171,12 +172,13 @@ void engine_admit_all(struct engine_run *run, uint64_t now_ns)
 /* ---- rows ---- */
 
 /* Fills seen[i] for slot i; a free slot wants no rows and is younger than all. */
-static void describe(const struct engine_run *run, uint64_t now_ns, struct sched_sequence *seen)
+static void describe(const struct engine_run *run, uint64_t now_ns,
+                     struct engine_sched_sequence *seen)
 {
     const struct engine_slot *logprobs = NULL; /* one prompt at a time: its logits are large */
     for (uint32_t i = 0; i < run->n_slots; i++) {
         const struct engine_slot *s = &run->slots[i];
-        seen[i] = (struct sched_sequence){.order = UINT64_MAX};
+        seen[i] = (struct engine_sched_sequence){.order = UINT64_MAX};
         if (s->job == NULL)
             continue;
         const struct proto_run *r = &s->job->request.run;
@@ -197,12 +199,12 @@ static void describe(const struct engine_run *run, uint64_t now_ns, struct sched
 
 /* Pages for the slot's rows; younger sequences, at last the slot itself, give theirs. */
 static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
-                         struct sched_sequence *seen)
+                         struct engine_sched_sequence *seen)
 {
     while (slot->rows > 0 &&
            !kv_sequence_grow(&slot->kv, &run->prefix, slot->kv.computed + slot->rows)) {
         seen[slot - run->slots].holds_pages = slot->kv.n_pages > 0;
-        const uint32_t victim = sched_victim(seen, run->n_slots);
+        const uint32_t victim = engine_sched_victim(seen, run->n_slots);
         struct engine_slot *from = victim == run->n_slots ? slot : &run->slots[victim];
         preempt(run, from);
         seen[from - run->slots].holds_pages = false;
@@ -211,12 +213,12 @@ static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
 
 uint32_t engine_admit_rows(struct engine_run *run, uint64_t now_ns)
 {
-    struct sched_sequence seen[ENGINE_MAX_SEQUENCES];
+    struct engine_sched_sequence seen[ENGINE_MAX_SEQUENCES];
     uint32_t rows[ENGINE_MAX_SEQUENCES];
-    const struct sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
-                                        .row_ns = run->row_ns};
+    const struct engine_sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
+                                               .row_ns = run->row_ns};
     describe(run, now_ns, seen);
-    sched_plan(seen, run->n_slots, &limits, rows);
+    engine_sched_plan(seen, run->n_slots, &limits, rows);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = rows[i];
     bool done[ENGINE_MAX_SEQUENCES] = {false};

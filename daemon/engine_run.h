@@ -54,7 +54,7 @@ void engine_run_done(struct engine_run *run);
 
 /* Ends what was cancelled. */
 void engine_run_sweep(struct engine_run *run);
-/* Computes one step. False: nothing to compute, or the loop has too many events to take. */
+/* Computes one step; the mail has room for engine_run_events. False: there is nothing to do. */
 bool engine_run_step(struct engine_run *run);
 /* Ends all that wait or run with the error. */
 void engine_run_fail_all(struct engine_run *run, const struct err *cause);

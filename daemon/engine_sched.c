@@ -1,20 +1,20 @@
-#include "sched.h"
+#include "engine_sched.h"
 
-int64_t sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms)
+int64_t engine_sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms)
 {
     const uint64_t most = UINT32_MAX; /* 49 days: the sum cannot overflow */
-    const int64_t age = (int64_t)(waited_ms < most ? waited_ms : most) * SCHED_AGE_ROWS;
-    return (int64_t)remaining + (int64_t)priority * SCHED_PRIORITY_ROWS - age;
+    const int64_t age = (int64_t)(waited_ms < most ? waited_ms : most) * ENGINE_SCHED_AGE_ROWS;
+    return (int64_t)remaining + (int64_t)priority * ENGINE_SCHED_PRIORITY_ROWS - age;
 }
 
 /* At least one prompt row a step, so that a prompt behind many answers comes to its end. */
-static uint32_t prompt_rows(const struct sched_limits *limits, uint32_t decoding)
+static uint32_t prompt_rows(const struct engine_sched_limits *limits, uint32_t decoding)
 {
     uint64_t rows = limits->prefill_chunk;
-    if (decoding > 0 && limits->row_ns == 0 && rows > SCHED_FIRST_ROWS)
-        rows = SCHED_FIRST_ROWS;
+    if (decoding > 0 && limits->row_ns == 0 && rows > ENGINE_SCHED_FIRST_ROWS)
+        rows = ENGINE_SCHED_FIRST_ROWS;
     if (decoding > 0 && limits->row_ns > 0) {
-        const uint64_t fit = SCHED_STEP_MS * 1000000ull / limits->row_ns;
+        const uint64_t fit = ENGINE_SCHED_STEP_MS * 1000000ull / limits->row_ns;
         const uint64_t left = fit > decoding ? fit - decoding : 1;
         rows = left < rows ? left : rows;
     }
@@ -22,14 +22,14 @@ static uint32_t prompt_rows(const struct sched_limits *limits, uint32_t decoding
 }
 
 /* The most urgent sequence that still wants prompt rows; n if none does. */
-static uint32_t most_urgent(const struct sched_sequence *s, uint32_t n, const uint32_t *rows)
+static uint32_t most_urgent(const struct engine_sched_sequence *s, uint32_t n, const uint32_t *rows)
 {
     uint32_t best = n;
     int64_t best_urgency = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (s[i].decoding || rows[i] > 0 || s[i].max_rows == 0 || s[i].remaining == 0)
             continue;
-        const int64_t urgency = sched_urgency(s[i].remaining, s[i].priority, s[i].waited_ms);
+        const int64_t urgency = engine_sched_urgency(s[i].remaining, s[i].priority, s[i].waited_ms);
         if (best == n || urgency < best_urgency ||
             (urgency == best_urgency && s[i].order < s[best].order)) {
             best = i;
@@ -39,8 +39,8 @@ static uint32_t most_urgent(const struct sched_sequence *s, uint32_t n, const ui
     return best;
 }
 
-uint32_t sched_plan(const struct sched_sequence *sequences, uint32_t n,
-                    const struct sched_limits *limits, uint32_t *ret_rows)
+uint32_t engine_sched_plan(const struct engine_sched_sequence *sequences, uint32_t n,
+                           const struct engine_sched_limits *limits, uint32_t *ret_rows)
 {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -62,7 +62,7 @@ uint32_t sched_plan(const struct sched_sequence *sequences, uint32_t n,
     return sum;
 }
 
-uint32_t sched_victim(const struct sched_sequence *sequences, uint32_t n)
+uint32_t engine_sched_victim(const struct engine_sched_sequence *sequences, uint32_t n)
 {
     uint32_t youngest = n, oldest = n;
     for (uint32_t i = 0; i < n; i++) {

@@ -1,19 +1,19 @@
 /* Which rows a step computes, whom to let in next, and whom to pre-empt. Pure: state and time are
  * arguments. */
-#ifndef ISLET_SCHED_H
-#define ISLET_SCHED_H
+#ifndef ISLET_ENGINE_SCHED_H
+#define ISLET_ENGINE_SCHED_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 enum {
-    SCHED_STEP_MS = 200,   /* a step's time at most while someone decodes */
-    SCHED_FIRST_ROWS = 32, /* prompt rows beside decoding ones before a rate is known */
-    SCHED_AGE_ROWS = 2,    /* rows that a millisecond of waiting is worth */
-    SCHED_PRIORITY_ROWS = 1024
+    ENGINE_SCHED_STEP_MS = 200,   /* a step's time at most while someone decodes */
+    ENGINE_SCHED_FIRST_ROWS = 32, /* prompt rows beside decoding ones before a rate is known */
+    ENGINE_SCHED_AGE_ROWS = 2,    /* rows that a millisecond of waiting is worth */
+    ENGINE_SCHED_PRIORITY_ROWS = 1024
 };
 
-struct sched_sequence {
+struct engine_sched_sequence {
     uint64_t order;     /* of submission: smaller is older */
     uint64_t waited_ms; /* since submission */
     uint32_t remaining; /* rows that are to be computed before the next token */
@@ -23,17 +23,17 @@ struct sched_sequence {
     bool holds_pages;
 };
 
-struct sched_limits {
+struct engine_sched_limits {
     uint32_t prefill_chunk; /* prompt rows of a step */
     uint64_t row_ns;        /* measured time of a row in steps with prompt rows; 0: unknown */
 };
 
 /* Rows of each of n sequences (at most 64) in the next step; returns their sum. */
-uint32_t sched_plan(const struct sched_sequence *sequences, uint32_t n,
-                    const struct sched_limits *limits, uint32_t *ret_rows);
+uint32_t engine_sched_plan(const struct engine_sched_sequence *sequences, uint32_t n,
+                           const struct engine_sched_limits *limits, uint32_t *ret_rows);
 /* Lower is earlier: short prompts first, then by priority; waiting makes everyone earlier. */
-int64_t sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms);
+int64_t engine_sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms);
 /* The youngest that holds pages, but never the oldest of all: n if there is none. */
-uint32_t sched_victim(const struct sched_sequence *sequences, uint32_t n);
+uint32_t engine_sched_victim(const struct engine_sched_sequence *sequences, uint32_t n);
 
 #endif
