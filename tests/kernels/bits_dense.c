@@ -1,0 +1,298 @@
+/* Products, quantiser, norm, rope and the small operations. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bits.h"
+#include "k_format.h"
+
+static const enum k_format formats[] = {K_F32,  K_F16,  K_BF16, K_Q8_0,
+                                        K_Q4_0, K_Q4_K, K_Q5_K, K_Q6_K};
+
+static void *must(size_t n)
+{
+    void *p = calloc(1, n ? n : 1);
+    if (p == NULL)
+        abort();
+    return p;
+}
+
+static struct k_rows rows_of(struct bits_side *side, uint32_t n, const uint32_t *token,
+                             const uint32_t *position, const uint32_t *sequence)
+{
+    const size_t bytes = n * sizeof(uint32_t);
+    return (struct k_rows){.n_rows = bits_span(side, &n, sizeof n),
+                           .token = bits_span(side, token, bytes),
+                           .position = bits_span(side, position, bytes),
+                           .sequence = bits_span(side, sequence, bytes),
+                           .faults = bits_span(side, NULL, bytes),
+                           .max_rows = n};
+}
+
+static bool rows_drop(struct bits_side *side, struct k_rows *r)
+{
+    const size_t bytes = r->max_rows * sizeof(uint32_t);
+    bool ok = bits_drop(side, r->n_rows, sizeof(uint32_t));
+    ok &= bits_drop(side, r->token, bytes);
+    ok &= bits_drop(side, r->position, bytes);
+    ok &= bits_drop(side, r->sequence, bytes);
+    return bits_drop(side, r->faults, bytes) && ok;
+}
+
+static struct k_act act_of(struct bits_side *side, const float *x, uint32_t n, uint32_t n_rows)
+{
+    struct k_act act = {.n = n, .f32 = bits_span(side, x, (size_t)n * n_rows * 4)};
+    if (n % 32 == 0)
+        act.q32 = bits_span(side, NULL, side->ops->act_bytes(K_FORM_Q32, n, n_rows));
+    if (n % 256 == 0)
+        act.q256 = bits_span(side, NULL, side->ops->act_bytes(K_FORM_Q256, n, n_rows));
+    return act;
+}
+
+static bool act_drop(struct bits_side *side, struct k_act *act, uint32_t n_rows)
+{
+    bool ok = bits_drop(side, act->f32, (size_t)act->n * n_rows * 4);
+    if (act->q32.buffer != NULL)
+        ok &= bits_drop(side, act->q32, side->ops->act_bytes(K_FORM_Q32, act->n, n_rows));
+    if (act->q256.buffer != NULL)
+        ok &= bits_drop(side, act->q256, side->ops->act_bytes(K_FORM_Q256, act->n, n_rows));
+    return ok;
+}
+
+/* y of up to two matrices on one side; false: an error or a guard. */
+static bool matmul_on(struct bits_side *side, const float *x, uint32_t n_in, uint32_t n_rows,
+                      uint32_t n_matrices, const struct k_matrix *w, void *const *blocks, float **y)
+{
+    struct k_rows rows = rows_of(side, n_rows, NULL, NULL, NULL);
+    struct k_matmul a = {
+        .rows = rows, .act = act_of(side, x, n_in, n_rows), .n_matrices = n_matrices};
+    bool ok = side->ops->quantise(&(struct k_quantise){rows, a.act}, side->stream) == ERR_OK;
+    for (uint32_t m = 0; m < n_matrices; m++) {
+        a.w[m] = w[m];
+        a.w[m].data = bits_span(side, blocks[m], k_format_bytes(w[m].format, w[m].n_out, n_in));
+        a.y[m] = bits_span(side, NULL, (size_t)w[m].n_out * n_rows * 4);
+    }
+    ok &= side->ops->matmul(&a, side->stream) == ERR_OK && side->ops->wait(side->stream) == ERR_OK;
+    for (uint32_t m = 0; m < n_matrices; m++) {
+        memcpy(y[m], bits_host(a.y[m]), (size_t)w[m].n_out * n_rows * 4);
+        ok &= bits_drop(side, a.w[m].data, k_format_bytes(w[m].format, w[m].n_out, n_in));
+        ok &= bits_drop(side, a.y[m], (size_t)w[m].n_out * n_rows * 4);
+    }
+    ok &= act_drop(side, &a.act, n_rows);
+    return rows_drop(side, &rows) && ok;
+}
+
+bool bits_matmul(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t n_in = 256 * bits_between(r, 1, bits_below(r, 10) == 0 ? 16 : 5);
+    const uint32_t n_rows = bits_below(r, 2) ? bits_between(r, 1, 4) : bits_between(r, 1, 64);
+    const uint32_t n_matrices = bits_between(r, 1, 2);
+    const enum bits_kind kind = bits_below(r, BITS_KINDS);
+    struct k_matrix w[2];
+    void *blocks[2];
+    float *y_ref[2], *y[2], *y_alone[2], *x = must((size_t)n_in * n_rows * 4);
+    bits_fill(r, kind, x, (size_t)n_in * n_rows);
+    for (uint32_t m = 0; m < n_matrices; m++) {
+        w[m] = (struct k_matrix){
+            .format = formats[bits_below(r, 8)], .n_out = bits_between(r, 1, 90), .n_in = n_in};
+        const size_t n = (size_t)w[m].n_out * n_in / k_format_block_elements(w[m].format);
+        blocks[m] = must(n * k_format_block_bytes(w[m].format));
+        bits_blocks(r, w[m].format, blocks[m], n);
+        y_ref[m] = must((size_t)w[m].n_out * n_rows * 4);
+        y[m] = must((size_t)w[m].n_out * n_rows * 4);
+        y_alone[m] = must((size_t)w[m].n_out * 4);
+    }
+    bool ok = matmul_on(&run->reference, x, n_in, n_rows, n_matrices, w, blocks, y_ref) &&
+              matmul_on(&run->tried, x, n_in, n_rows, n_matrices, w, blocks, y);
+    const uint32_t row = bits_below(r, n_rows);
+    ok = ok &&
+         matmul_on(&run->tried, x + (size_t)row * n_in, n_in, 1, n_matrices, w, blocks, y_alone);
+    for (uint32_t m = 0; m < n_matrices; m++) {
+        ok = ok && bits_equal(run, "matmul", y_ref[m], y[m], (size_t)w[m].n_out * n_rows) &&
+             bits_equal(run, "matmul, row alone", y_ref[m] + (size_t)row * w[m].n_out, y_alone[m],
+                        w[m].n_out);
+        if (!ok)
+            printf("matmul: format %d, %u outputs, %u inputs, %u rows, input kind %d\n",
+                   w[m].format, w[m].n_out, n_in, n_rows, kind);
+        free(blocks[m]);
+        free(y_ref[m]);
+        free(y[m]);
+        free(y_alone[m]);
+    }
+    free(x);
+    return ok;
+}
+
+bool bits_quantise(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t n = 256 * bits_between(r, 1, 8), n_rows = bits_between(r, 1, 9);
+    float *x = must((size_t)n * n_rows * 4);
+    bits_fill(r, bits_below(r, BITS_KINDS), x, (size_t)n * n_rows);
+    struct k_act act[2];
+    struct bits_side *sides[2] = {&run->reference, &run->tried};
+    struct k_rows rows[2];
+    bool ok = true;
+    for (int s = 0; s < 2; s++) {
+        rows[s] = rows_of(sides[s], n_rows, NULL, NULL, NULL);
+        act[s] = act_of(sides[s], x, n, n_rows);
+        ok &= sides[s]->ops->quantise(&(struct k_quantise){rows[s], act[s]}, sides[s]->stream) ==
+              ERR_OK;
+    }
+    ok = ok && bits_equal(run, "quantise 32", bits_host(act[0].q32), bits_host(act[1].q32),
+                          run->tried.ops->act_bytes(K_FORM_Q32, n, n_rows) / 4);
+    ok = ok && bits_equal(run, "quantise 256", bits_host(act[0].q256), bits_host(act[1].q256),
+                          run->tried.ops->act_bytes(K_FORM_Q256, n, n_rows) / 4);
+    for (int s = 0; s < 2; s++) {
+        ok &= act_drop(sides[s], &act[s], n_rows);
+        ok &= rows_drop(sides[s], &rows[s]);
+    }
+    free(x);
+    return ok;
+}
+
+bool bits_norm(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t n = bits_below(r, 4) ? 32 * bits_between(r, 1, 64) : bits_between(r, 1, 300);
+    const uint32_t groups = bits_between(r, 1, 4), n_rows = bits_between(r, 1, 20);
+    const size_t count = (size_t)n * groups * n_rows;
+    float *x = must(count * 4), *weight = must(n * 4);
+    bits_fill(r, bits_below(r, BITS_WIDE), x, count); /* squares of the widest overflow */
+    bits_fill(r, BITS_NORMAL, weight, n);
+    struct bits_side *sides[2] = {&run->reference, &run->tried};
+    struct k_span y[2];
+    bool ok = true;
+    for (int s = 0; s < 2; s++) {
+        struct k_rows rows = rows_of(sides[s], n_rows, NULL, NULL, NULL);
+        const struct k_span in = bits_span(sides[s], x, count * 4),
+                            w = bits_span(sides[s], weight, n * 4);
+        const bool in_place = bits_below(r, 2);
+        y[s] = in_place ? in : bits_span(sides[s], NULL, count * 4);
+        ok &= sides[s]->ops->norm(&(struct k_norm){rows, in, y[s], w, n, groups, 1e-6f},
+                                  sides[s]->stream) == ERR_OK;
+        if (!in_place)
+            ok &= bits_drop(sides[s], in, count * 4);
+        ok &= bits_drop(sides[s], w, n * 4) && rows_drop(sides[s], &rows);
+    }
+    ok = ok && bits_equal(run, "norm", bits_host(y[0]), bits_host(y[1]), count);
+    if (!ok)
+        printf("norm: %u values, %u groups, %u rows\n", n, groups, n_rows);
+    for (int s = 0; s < 2; s++)
+        ok &= bits_drop(sides[s], y[s], count * 4);
+    free(x);
+    free(weight);
+    return ok;
+}
+
+bool bits_rope(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t dim = 2 * bits_between(r, 1, 64),
+                   rope_dim = bits_below(r, 2) ? dim : 2 * bits_between(r, 1, dim / 2);
+    const uint32_t heads = bits_between(r, 1, 8), n_rows = bits_between(r, 1, 16),
+                   n_positions = 200;
+    float *x = must((size_t)n_rows * heads * dim * 4),
+          *table = must((size_t)n_positions * rope_dim * 4);
+    uint32_t position[16];
+    k_rope_table(100000.0, rope_dim, n_positions, table);
+    bits_fill(r, bits_below(r, BITS_KINDS), x, (size_t)n_rows * heads * dim);
+    for (uint32_t i = 0; i < n_rows; i++)
+        position[i] = bits_below(r, n_positions);
+    struct bits_side *sides[2] = {&run->reference, &run->tried};
+    struct k_span y[2];
+    const size_t bytes = (size_t)n_rows * heads * dim * 4,
+                 table_bytes = (size_t)n_positions * rope_dim * 4;
+    bool ok = true;
+    for (int s = 0; s < 2; s++) {
+        struct k_rows rows = rows_of(sides[s], n_rows, NULL, position, NULL);
+        const struct k_span t = bits_span(sides[s], table, table_bytes);
+        y[s] = bits_span(sides[s], x, bytes);
+        ok &= sides[s]->ops->rope(&(struct k_rope){rows, y[s], t, heads, dim, rope_dim},
+                                  sides[s]->stream) == ERR_OK;
+        ok &= bits_drop(sides[s], t, table_bytes) && rows_drop(sides[s], &rows);
+    }
+    ok = ok && bits_equal(run, "rope", bits_host(y[0]), bits_host(y[1]), bytes / 4);
+    for (int s = 0; s < 2; s++)
+        ok &= bits_drop(sides[s], y[s], bytes);
+    free(x);
+    free(table);
+    return ok;
+}
+
+/* Embedding, addition and gathering of rows. */
+bool bits_small(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const enum k_format format = formats[bits_below(r, 8)];
+    const uint32_t n = 256 * bits_between(r, 1, 3), vocab = 17, n_rows = bits_between(r, 1, 12);
+    const size_t n_blocks = (size_t)vocab * n / k_format_block_elements(format);
+    void *blocks = must(n_blocks * k_format_block_bytes(format));
+    float *y = must((size_t)n * n_rows * 4);
+    uint32_t token[12], index[12];
+    bits_blocks(r, format, blocks, n_blocks);
+    bits_fill(r, BITS_NORMAL, y, (size_t)n * n_rows);
+    for (uint32_t i = 0; i < n_rows; i++) {
+        token[i] = bits_below(r, vocab);
+        index[i] = bits_below(r, n_rows);
+    }
+    struct bits_side *sides[2] = {&run->reference, &run->tried};
+    struct k_span out[2];
+    const size_t bytes = (size_t)n * n_rows * 4;
+    bool ok = true;
+    for (int s = 0; s < 2; s++) {
+        const struct k_ops *ops = sides[s]->ops;
+        struct k_stream *stream = sides[s]->stream;
+        struct k_rows rows = rows_of(sides[s], n_rows, token, NULL, NULL);
+        const size_t table_bytes = k_format_bytes(format, vocab, n);
+        const struct k_span table = bits_span(sides[s], blocks, table_bytes);
+        const struct k_span x = bits_span(sides[s], NULL, bytes),
+                            plus = bits_span(sides[s], y, bytes);
+        const struct k_span at = bits_span(sides[s], index, n_rows * 4);
+        out[s] = bits_span(sides[s], NULL, bytes);
+        ok &= ops->embed(&(struct k_embed){rows, {table, format, vocab, n}, x}, stream) == ERR_OK;
+        ok &= ops->add(&(struct k_add){rows, x, plus, n}, stream) == ERR_OK;
+        ok &= ops->gather(&(struct k_gather){rows, rows, at, x, out[s], n}, stream) == ERR_OK;
+        ok &= bits_drop(sides[s], table, table_bytes) && bits_drop(sides[s], x, bytes) &&
+              bits_drop(sides[s], plus, bytes) && bits_drop(sides[s], at, n_rows * 4) &&
+              rows_drop(sides[s], &rows);
+    }
+    ok = ok &&
+         bits_equal(run, "embed, add, gather", bits_host(out[0]), bits_host(out[1]), bytes / 4);
+    for (int s = 0; s < 2; s++)
+        ok &= bits_drop(sides[s], out[s], bytes);
+    free(blocks);
+    free(y);
+    return ok;
+}
+
+/* A NaN or an infinity in one row sets that row's fault and no other's. */
+bool bits_nonfinite(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t n = 256 * bits_between(r, 1, 4), n_rows = bits_between(r, 2, 9);
+    float *x = must((size_t)n * n_rows * 4);
+    bits_fill(r, BITS_NORMAL, x, (size_t)n * n_rows);
+    const uint32_t bad = bits_below(r, n_rows);
+    x[(size_t)bad * n + bits_below(r, n)] =
+        bits_next(r) & 1 ? __builtin_inff() : -__builtin_nanf("7");
+    struct k_rows rows = rows_of(&run->tried, n_rows, NULL, NULL, NULL);
+    struct k_act act = act_of(&run->tried, x, n, n_rows);
+    const bool by_check = bits_next(r) & 1;
+    bool ok =
+        (by_check ? run->tried.ops->check(&(struct k_check){rows, act.f32, n}, run->tried.stream)
+                  : run->tried.ops->quantise(&(struct k_quantise){rows, act}, run->tried.stream)) ==
+        ERR_OK;
+    const uint32_t *faults = bits_host(rows.faults);
+    for (uint32_t i = 0; i < n_rows; i++)
+        if ((faults[i] != 0) != (i == bad)) {
+            printf("%s: row %u of %u has fault %u, the bad row is %u\n",
+                   by_check ? "check" : "quantise", i, n_rows, faults[i], bad);
+            ok = false;
+        }
+    run->compared += n_rows;
+    ok &= act_drop(&run->tried, &act, n_rows);
+    free(x);
+    return rows_drop(&run->tried, &rows) && ok;
+}

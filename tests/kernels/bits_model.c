@@ -1,0 +1,322 @@
+/* Attention over paged KV, router, grouping and experts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bits.h"
+#include "k_format.h"
+
+static void *must(size_t n)
+{
+    void *p = calloc(1, n ? n : 1);
+    if (p == NULL)
+        abort();
+    return p;
+}
+
+/* Spans of one case on one side, dropped together. */
+struct pile {
+    struct bits_side *side;
+    struct {
+        struct k_span span;
+        size_t n;
+    } item[40];
+    uint32_t count;
+};
+
+static struct k_span put(struct pile *p, const void *bytes, size_t n)
+{
+    const struct k_span span = bits_span(p->side, bytes, n);
+    p->item[p->count].span = span;
+    p->item[p->count++].n = n;
+    return span;
+}
+
+static bool drop(struct pile *p)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < p->count; i++)
+        ok &= bits_drop(p->side, p->item[i].span, p->item[i].n);
+    return ok;
+}
+
+static struct k_rows rows_of(struct pile *p, uint32_t n, const uint32_t *position,
+                             const uint32_t *sequence)
+{
+    struct k_rows rows = {.max_rows = n};
+    rows.n_rows = put(p, &n, sizeof n);
+    rows.token = put(p, NULL, n * 4);
+    rows.position = put(p, position, n * 4);
+    rows.sequence = put(p, sequence, n * 4);
+    rows.faults = put(p, NULL, n * 4);
+    return rows;
+}
+
+struct attention_case {
+    struct k_kv kv;
+    uint32_t n_head, length, sequences;
+    float *q, *k, *v; /* [sequences * length] rows */
+    uint32_t table[4 * 40];
+    uint32_t n_pages; /* of the pool */
+};
+
+/* Writes and attends to `rows` of the case in chunks of `chunk` rows; y [rows][n_head * D]. */
+static bool attend(struct bits_side *side, const struct attention_case *c, uint32_t chunk, float *y)
+{
+    struct pile all = {.side = side};
+    const uint32_t dim = c->kv.head_dim, n = c->sequences * c->length;
+    const size_t kv_width = (size_t)c->kv.n_head_kv * dim, q_width = (size_t)c->n_head * dim;
+    struct k_kv kv = c->kv;
+    kv.pool = put(&all, NULL, kv.page_bytes * c->n_pages);
+    kv.table = put(&all, c->table, sizeof c->table);
+    bool ok = true;
+    for (uint32_t first = 0; first < n; first += chunk) {
+        const uint32_t rows_n = n - first < chunk ? n - first : chunk;
+        uint32_t *position = must(rows_n * 4), *sequence = must(rows_n * 4);
+        for (uint32_t i = 0; i < rows_n; i++) {
+            /* Sequences take turns, so that a chunk mixes them. */
+            position[i] = (first + i) / c->sequences;
+            sequence[i] = (first + i) % c->sequences;
+        }
+        struct pile p = {.side = side};
+        const struct k_rows rows = rows_of(&p, rows_n, position, sequence);
+        const struct k_span k = put(&p, c->k + first * kv_width, rows_n * kv_width * 4);
+        const struct k_span v = put(&p, c->v + first * kv_width, rows_n * kv_width * 4);
+        const struct k_span q = put(&p, c->q + first * q_width, rows_n * q_width * 4);
+        const struct k_span out = put(&p, NULL, rows_n * q_width * 4);
+        const struct k_span scratch =
+            put(&p, NULL,
+                side->ops->attention_bytes(side->device, c->n_head, dim, rows_n, kv.max_pages));
+        ok &= side->ops->kv_write(&(struct k_kv_write){rows, k, v, kv}, side->stream) == ERR_OK;
+        ok &= side->ops->attention(
+                  &(struct k_attention){rows, q, out, scratch, kv, c->n_head, 0.125f},
+                  side->stream) == ERR_OK;
+        memcpy(y + first * q_width, bits_host(out), rows_n * q_width * 4);
+        ok &= drop(&p);
+        free(position);
+        free(sequence);
+    }
+    return drop(&all) && ok;
+}
+
+bool bits_attention(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    struct attention_case c = {0};
+    c.kv.type = bits_below(r, 3) == 0 ? K_KV_Q8_0 : K_KV_F16;
+    c.kv.n_head_kv = bits_between(r, 1, 3);
+    c.kv.head_dim = bits_below(r, 4) == 0 ? 32 * bits_between(r, 1, 3) : 64 * bits_between(r, 1, 2);
+    c.n_head = c.kv.n_head_kv * bits_between(r, 1, 4);
+    c.sequences = bits_between(r, 1, 4);
+    c.length =
+        bits_below(r, 6) == 0 ? bits_between(r, 500, 700) / c.sequences : bits_between(r, 1, 150);
+    c.kv.max_pages = 40;
+    const uint64_t layer = k_kv_layer_bytes(c.kv.type, c.kv.n_head_kv, c.kv.head_dim);
+    c.kv.layer_offset = bits_below(r, 2) * layer;
+    c.kv.page_bytes = (2 * layer + 63) / 64 * 64;
+    /* Pages of all sequences in one permuted order. */
+    const uint32_t per = (c.length + K_PAGE - 1) / K_PAGE;
+    c.n_pages = per * c.sequences;
+    for (uint32_t i = 0; i < c.n_pages; i++) {
+        const uint32_t j = bits_below(r, i + 1);
+        uint32_t *slot_i = &c.table[i / per * c.kv.max_pages + i % per];
+        uint32_t *slot_j = &c.table[j / per * c.kv.max_pages + j % per];
+        *slot_i = *slot_j;
+        *slot_j = i;
+    }
+    const uint32_t n = c.sequences * c.length, dim = c.kv.head_dim;
+    c.q = must((size_t)n * c.n_head * dim * 4);
+    c.k = must((size_t)n * c.kv.n_head_kv * dim * 4);
+    c.v = must((size_t)n * c.kv.n_head_kv * dim * 4);
+    const enum bits_kind kind = bits_below(r, BITS_SPIKES);
+    bits_fill(r, BITS_NORMAL, c.q, (size_t)n * c.n_head * dim);
+    bits_fill(r, kind, c.k, (size_t)n * c.kv.n_head_kv * dim);
+    bits_fill(r, kind, c.v, (size_t)n * c.kv.n_head_kv * dim);
+    const size_t count = (size_t)n * c.n_head * dim;
+    float *y_ref = must(count * 4), *y = must(count * 4), *y_one = must(count * 4);
+    const uint32_t chunk = bits_between(r, 1, 64);
+    bool ok = attend(&run->reference, &c, n, y_ref) && attend(&run->tried, &c, n, y) &&
+              attend(&run->tried, &c, chunk, y_one);
+    ok = ok && bits_equal(run, "attention", y_ref, y, count) &&
+         bits_equal(run, "attention in chunks", y_ref, y_one, count);
+    if (!ok)
+        printf("attention: type %d, %u/%u heads of %u, %u sequences of %u, chunk %u\n", c.kv.type,
+               c.n_head, c.kv.n_head_kv, dim, c.sequences, c.length, chunk);
+    free(c.q);
+    free(c.k);
+    free(c.v);
+    free(y_ref);
+    free(y);
+    free(y_one);
+    return ok;
+}
+
+bool bits_router(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    const uint32_t n_expert = bits_between(r, 2, 200), n_rows = bits_between(r, 1, 40);
+    const uint32_t n_used = bits_between(r, 1, n_expert < 10 ? n_expert : 10);
+    float *logits = must((size_t)n_expert * n_rows * 4);
+    bits_fill(r, bits_below(r, BITS_SPIKES), logits, (size_t)n_expert * n_rows);
+    if (bits_below(r, 3) == 0) /* ties, 0 and -0 among them */
+        for (size_t i = 0; i < (size_t)n_expert * n_rows; i++)
+            logits[i] = bits_below(r, 2) ? (float)bits_below(r, 3) : -0.0f;
+    struct bits_side *sides[2] = {&run->reference, &run->tried};
+    struct pile p[2] = {{.side = sides[0]}, {.side = sides[1]}};
+    struct k_span ids[2], weights[2], order[2], groups[2];
+    const bool normalise = bits_next(r) & 1;
+    const float scale = bits_next(r) & 1 ? 1.0f : 2.5f;
+    bool ok = true;
+    for (int s = 0; s < 2; s++) {
+        const struct k_ops *ops = sides[s]->ops;
+        const struct k_rows rows = rows_of(&p[s], n_rows, NULL, NULL);
+        const struct k_span in = put(&p[s], logits, (size_t)n_expert * n_rows * 4);
+        const size_t pairs = (size_t)n_rows * n_used;
+        ids[s] = put(&p[s], NULL, pairs * 4);
+        weights[s] = put(&p[s], NULL, pairs * 4);
+        order[s] = put(&p[s], NULL, pairs * 4);
+        groups[s] = put(&p[s], NULL, (size_t)n_expert * sizeof(struct k_group));
+        const struct k_span n_groups = put(&p[s], NULL, 4);
+        ok &= ops->router(&(struct k_router){rows, in, ids[s], weights[s], n_expert, n_used,
+                                             normalise, scale},
+                          sides[s]->stream) == ERR_OK;
+        ok &= ops->grouping(&(struct k_grouping){rows, ids[s], n_groups, groups[s], order[s],
+                                                 n_expert, n_used},
+                            sides[s]->stream) == ERR_OK;
+    }
+    const size_t pairs = (size_t)n_rows * n_used;
+    ok = ok && bits_equal(run, "router ids", bits_host(ids[0]), bits_host(ids[1]), pairs);
+    ok = ok &&
+         bits_equal(run, "router weights", bits_host(weights[0]), bits_host(weights[1]), pairs);
+    ok = ok && bits_equal(run, "grouping order", bits_host(order[0]), bits_host(order[1]), pairs);
+    ok = ok && bits_equal(run, "groups", bits_host(groups[0]), bits_host(groups[1]),
+                          (size_t)n_expert * 3);
+    ok &= drop(&p[0]);
+    ok &= drop(&p[1]);
+    free(logits);
+    return ok;
+}
+
+struct expert_case {
+    enum k_format gate, up, down;
+    uint32_t n_embd, n_ff, n_expert, n_used, n_rows;
+    uint32_t *ids;
+    float *weights, *x;
+    uint8_t *arena;
+    uint64_t *slots, arena_bytes;
+};
+
+static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t n_rows)
+{
+    struct k_act act = {.n = n};
+    act.f32 = put(p, x, (size_t)n * n_rows * 4);
+    if (n % 32 == 0)
+        act.q32 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q32, n, n_rows));
+    if (n % 256 == 0)
+        act.q256 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q256, n, n_rows));
+    return act;
+}
+
+/* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is tried as well. */
+static bool experts_on(struct bits_side *side, const struct expert_case *c, bool backwards,
+                       float *y)
+{
+    struct pile p = {.side = side};
+    const struct k_ops *ops = side->ops;
+    const uint32_t pairs = c->n_rows * c->n_used;
+    const struct k_rows rows = rows_of(&p, c->n_rows, NULL, NULL);
+    const struct k_span ids = put(&p, c->ids, pairs * 4), weights = put(&p, c->weights, pairs * 4);
+    const struct k_span order = put(&p, NULL, pairs * 4), n_groups = put(&p, NULL, 4);
+    const struct k_span groups = put(&p, NULL, c->n_expert * sizeof(struct k_group));
+    bool ok = ops->grouping(
+                  &(struct k_grouping){rows, ids, n_groups, groups, order, c->n_expert, c->n_used},
+                  side->stream) == ERR_OK;
+    const struct k_act x = act_of(&p, c->x, c->n_embd, c->n_rows),
+                       h = act_of(&p, NULL, c->n_ff, pairs);
+    ok &= ops->quantise(&(struct k_quantise){rows, x}, side->stream) == ERR_OK;
+    const struct k_span arena = put(&p, c->arena, c->arena_bytes);
+    const struct k_experts experts = {arena.buffer, put(&p, c->slots, (size_t)c->n_expert * 24),
+                                      c->gate,      c->up,
+                                      c->down,      c->n_embd,
+                                      c->n_ff,      c->n_expert,
+                                      c->n_used};
+    const struct k_span out = put(&p, NULL, (size_t)pairs * c->n_embd * 4);
+    const struct k_span sum = put(&p, c->x, (size_t)c->n_rows * c->n_embd * 4);
+    const uint32_t n = *(const uint32_t *)bits_host(n_groups), half = n / 2;
+    for (int part = 0; part < 2; part++) {
+        uint32_t selected[256], count = 0;
+        for (uint32_t i = part ? half : 0; i < (part ? n : half); i++)
+            selected[count++] = backwards ? n - 1 - i : i;
+        const struct k_span n_selected = put(&p, &count, 4), list = put(&p, selected, count * 4);
+        ok &= ops->moe_gate_up(
+                  &(struct k_moe_gate_up){rows, experts, groups, order, n_selected, list, x, h},
+                  side->stream) == ERR_OK;
+        ok &= ops->moe_down(
+                  &(struct k_moe_down){rows, experts, groups, order, n_selected, list, h, out},
+                  side->stream) == ERR_OK;
+    }
+    ok &= ops->moe_sum(&(struct k_moe_sum){rows, weights, out, sum, c->n_embd, c->n_used},
+                       side->stream) == ERR_OK;
+    memcpy(y, bits_host(sum), (size_t)c->n_rows * c->n_embd * 4);
+    return drop(&p) && ok;
+}
+
+bool bits_experts(struct bits_run *run)
+{
+    static const enum k_format formats[] = {K_F32,  K_F16,  K_BF16, K_Q8_0,
+                                            K_Q4_0, K_Q4_K, K_Q5_K, K_Q6_K};
+    struct bits_random *r = &run->random;
+    struct expert_case c = {.n_embd = 256 * bits_between(r, 1, 2)};
+    c.gate = formats[bits_below(r, 8)];
+    c.up = bits_below(r, 2) ? c.gate : formats[bits_below(r, 8)];
+    c.down = formats[bits_below(r, 8)];
+    const uint32_t block = k_format_block_elements(c.down);
+    c.n_ff = block * bits_between(r, 1, block == 256 ? 3 : 256 / block * 3);
+    c.n_expert = bits_between(r, 2, 12);
+    c.n_used = bits_between(r, 1, c.n_expert < 4 ? c.n_expert : 4);
+    c.n_rows = bits_below(r, 2) ? bits_between(r, 1, 3) : bits_between(r, 1, 64);
+    const uint32_t pairs = c.n_rows * c.n_used;
+    c.ids = must(pairs * 4);
+    c.weights = must(pairs * 4);
+    c.x = must((size_t)c.n_rows * c.n_embd * 4);
+    bits_fill(r, bits_below(r, BITS_WIDE), c.x, (size_t)c.n_rows * c.n_embd);
+    bits_fill(r, BITS_NORMAL, c.weights, pairs);
+    for (uint32_t row = 0; row < c.n_rows; row++) {
+        const uint32_t first = bits_below(r, c.n_expert);
+        for (uint32_t k = 0; k < c.n_used; k++)
+            c.ids[row * c.n_used + k] = (first + k) % c.n_expert;
+    }
+    const enum k_format of[3] = {c.gate, c.up, c.down};
+    const uint64_t slice[3] = {k_format_bytes(c.gate, c.n_ff, c.n_embd),
+                               k_format_bytes(c.up, c.n_ff, c.n_embd),
+                               k_format_bytes(c.down, c.n_embd, c.n_ff)};
+    c.arena_bytes = (slice[0] + slice[1] + slice[2]) * c.n_expert;
+    c.arena = must(c.arena_bytes);
+    c.slots = must((size_t)c.n_expert * 24);
+    uint64_t at = 0;
+    for (uint32_t e = c.n_expert; e-- > 0;)
+        for (int k = 0; k < 3; k++) {
+            c.slots[3 * e + (uint32_t)k] = at;
+            bits_blocks(r, of[k], c.arena + at, slice[k] / k_format_block_bytes(of[k]));
+            at += slice[k];
+        }
+    const size_t count = (size_t)c.n_rows * c.n_embd;
+    float *y_ref = must(count * 4), *y = must(count * 4);
+    bool ok = experts_on(&run->reference, &c, false, y_ref) && experts_on(&run->tried, &c, true, y);
+    /* Huge scales may overflow; then both must say so in the same places, and a NaN has no portable bits. */
+    for (size_t i = 0; i < count; i++)
+        if (y_ref[i] != y_ref[i] && y[i] != y[i])
+            y_ref[i] = y[i] = 0.0f;
+    ok = ok && bits_equal(run, "experts", y_ref, y, count);
+    if (!ok)
+        printf("experts: formats %d %d %d, %u x %u, %u experts, top %u, %u rows\n", c.gate, c.up,
+               c.down, c.n_embd, c.n_ff, c.n_expert, c.n_used, c.n_rows);
+    free(c.ids);
+    free(c.weights);
+    free(c.x);
+    free(c.arena);
+    free(c.slots);
+    free(y_ref);
+    free(y);
+    return ok;
+}
