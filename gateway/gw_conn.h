@@ -66,6 +66,7 @@ struct gw_response;
 
 enum gw_conn_end {
     GW_CONN_END_KEEP,  /* the answer is complete; the next request may come if the head said so */
+    GW_CONN_END_CLOSE, /* ... and the close is its end */
     GW_CONN_END_BREAK, /* the answer stays incomplete, and the client must see it */
 };
 

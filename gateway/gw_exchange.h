@@ -74,7 +74,8 @@ struct gw_route;
 /* Takes the request. Gives NULL without memory; the request is then the caller's still. */
 struct gw_exchange *gw_exchange_new(struct gw_conn *c, struct gw_http_request *r,
                                     const struct gw_route *route, const char *id, uint64_t head_ns);
-void gw_exchange_free(struct gw_exchange *x);
+void gw_exchange_free(struct gw_exchange *x); /* NULL is fine */
+const struct gw_route *gw_exchange_route(const struct gw_exchange *x);
 /* The client is gone: tells the owner, then frees. */
 void gw_exchange_cancel(struct gw_exchange *x);
 /* Output went out: tells an owner that waits. */

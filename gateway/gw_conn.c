@@ -1,0 +1,635 @@
+#include "gw_conn.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "gw_error.h"
+#include "gw_exchange.h"
+#include "gw_response.h"
+#include "log.h"
+
+enum phase {
+    PHASE_HEAD,   /* waiting for a request or reading its head */
+    PHASE_BODY,   /* reading its body */
+    PHASE_BUSY,   /* a handler has it */
+    PHASE_LINGER, /* the last answer is written; what the client still sends is dropped */
+    PHASE_CLOSE,
+    PHASE_RESET
+};
+
+struct gw_conn {
+    struct gw_conn_shared *shared;
+    struct gw_auth_listener listener;
+    void (*wake)(void *io);
+    void *io;
+    struct gw_http *http;
+    enum phase phase;
+    struct buf out; /* bytes from out_at on are unsent */
+    size_t out_at;
+    struct buf later;     /* bytes behind the request that runs */
+    bool run_due;         /* `later` can be parsed now */
+    bool served;          /* an answer was given on this connection */
+    bool started;         /* the first byte of a head is there */
+    bool keep_alive;      /* of the request that is being read or runs */
+    uint64_t since_ns;    /* accept, or end of the last answer */
+    uint64_t started_ns;  /* first byte of the head */
+    uint64_t head_ns;     /* end of the head */
+    uint64_t progress_ns; /* unsent bytes: when some last went out, or they came */
+    uint64_t linger_ns;   /* when lingering ends; 0: not yet begun */
+    uint64_t dropped;     /* bytes while lingering */
+
+    const struct gw_route *route; /* of the request that is being read */
+    char id[GW_RESPONSE_ID_BYTES];
+    bool
+        refused; /* the head said no: answer `refusal` when the body is over, or cannot be waited for */
+    struct gw_error refusal;
+    const char *allow; /* of the refusal; status 204 without an error: an answer to OPTIONS */
+    bool options, preflight;
+    struct gw_exchange *x;
+};
+
+static uint64_t now(const struct gw_conn *c)
+{
+    return ticks_ns(c->shared->ticks);
+}
+
+static uint64_t after(uint64_t from_ns, uint64_t ms)
+{
+    return from_ns + ms * 1000000u;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+struct gw_conn *gw_conn_new(struct gw_conn_shared *shared, const struct gw_auth_listener *listener,
+                            void (*wake)(void *io), void *io)
+{
+    struct gw_conn *c = alloc_zero(ALLOC_PEER, 1, sizeof *c);
+    if (c == NULL)
+        return NULL;
+    c->http = gw_http_new(&shared->limits);
+    if (c->http == NULL) {
+        alloc_free(c);
+        return NULL;
+    }
+    c->shared = shared;
+    c->listener = *listener;
+    c->wake = wake;
+    c->io = io;
+    c->out = BUF_INIT(SIZE_MAX);
+    c->later = BUF_INIT(SIZE_MAX);
+    c->since_ns = now(c);
+    return c;
+}
+
+static void cancel(struct gw_conn *c)
+{
+    struct gw_exchange *x = c->x;
+    if (x == NULL)
+        return;
+    c->x = NULL;
+    c->shared->n_exchanges--;
+    stats_add(&c->shared->cancelled, 1);
+    log_info("http", "cancelled", "request=%s route=%s", gw_exchange_id(x),
+             gw_exchange_route(x)->path);
+    gw_exchange_cancel(x);
+}
+
+/* The end without an answer. */
+static void drop(struct gw_conn *c, enum phase phase)
+{
+    cancel(c);
+    c->phase = phase;
+    buf_done(&c->later);
+    c->run_due = false;
+    buf_done(&c->out);
+    c->out_at = 0;
+}
+
+void gw_conn_free(struct gw_conn *c)
+{
+    if (c == NULL)
+        return;
+    drop(c, PHASE_CLOSE);
+    gw_http_free(c->http);
+    alloc_free(c);
+}
+
+/* ---- output ------------------------------------------------------------------------------------------------------ */
+
+const struct gw_conn_shared *gw_conn_shared(const struct gw_conn *c)
+{
+    return c->shared;
+}
+
+struct buf *gw_conn_out(struct gw_conn *c)
+{
+    if (gw_conn_unsent(c) == 0)
+        c->progress_ns = now(c);
+    return &c->out;
+}
+
+size_t gw_conn_unsent(const struct gw_conn *c)
+{
+    return c->out.size - c->out_at;
+}
+
+void gw_conn_wrote(struct gw_conn *c)
+{
+    c->wake(c->io);
+}
+
+void gw_conn_fill(const struct gw_conn *c, const struct gw_http_request *r, const char *id,
+                  struct gw_response *ret)
+{
+    ret->request_id = id;
+    ret->keep_alive = c->keep_alive && !c->shared->draining;
+    ret->idle_announced_s = c->shared->limits.idle_announced_s;
+    if (r == NULL)
+        return;
+    struct gw_http_text origin = gw_http_field(r, "origin");
+    if (origin.n > 0 && gw_auth_page_allowed(c->shared->auth, r))
+        ret->origin = origin;
+}
+
+/* The answer is written. What follows: the next request, or the end of the connection. */
+static void answered(struct gw_conn *c, bool keep)
+{
+    c->served = true;
+    c->started = false;
+    c->refused = false;
+    c->since_ns = now(c);
+    if (keep && c->phase != PHASE_CLOSE && c->phase != PHASE_RESET) {
+        c->phase = PHASE_HEAD;
+        c->run_due = c->later.size > 0;
+        return;
+    }
+    buf_done(&c->later);
+    c->phase = PHASE_LINGER;
+    c->linger_ns = 0;
+}
+
+void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status)
+{
+    struct gw_exchange *x = c->x;
+    uint64_t took_ms = (now(c) - gw_exchange_head_ns(x)) / 1000000u;
+    unsigned minor = gw_exchange_request(x)->minor;
+    enum log_level level = status >= 500 || how == GW_CONN_END_BREAK        ? LOG_LEVEL_WARN
+                           : gw_exchange_request(x)->method == GW_HTTP_POST ? LOG_LEVEL_INFO
+                                                                            : LOG_LEVEL_DEBUG;
+    struct gw_http_text retry = gw_http_field(gw_exchange_request(x), "x-stainless-retry-count");
+    log_event(level, "http", how == GW_CONN_END_BREAK ? "broken" : "answered",
+              "request=%s route=%s status=%u ms=%" PRIu64 " retry=%.*s", gw_exchange_id(x),
+              gw_exchange_route(x)->path, status, took_ms,
+              retry.n > 0 && retry.n < 8 ? (int)retry.n : 1,
+              retry.n > 0 && retry.n < 8 ? retry.p : "0");
+    c->x = NULL;
+    c->shared->n_exchanges--;
+    gw_exchange_free(x);
+    if (how == GW_CONN_END_BREAK) {
+        buf_done(&c->later);
+        c->run_due = false;
+        /* Where the close ends the body, only a reset shows that it is not whole. */
+        c->phase = minor == 0 ? PHASE_RESET : PHASE_CLOSE;
+    } else {
+        answered(c, how == GW_CONN_END_KEEP && c->keep_alive && !c->shared->draining);
+    }
+    c->wake(c->io);
+}
+
+const void *gw_conn_output(const struct gw_conn *c, size_t *ret_n)
+{
+    *ret_n = gw_conn_unsent(c);
+    return *ret_n > 0 ? c->out.data + c->out_at : NULL;
+}
+
+void gw_conn_sent(struct gw_conn *c, size_t n)
+{
+    enum {
+        KEPT = 4096,
+        MOVED = 65536
+    };
+    stats_add(&c->shared->bytes_out, n);
+    c->out_at += n;
+    if (n > 0)
+        c->progress_ns = now(c);
+    if (c->out_at == c->out.size) {
+        c->out_at = 0;
+        if (c->out.capacity > KEPT)
+            buf_done(&c->out);
+        else
+            buf_clear(&c->out);
+        if (c->phase == PHASE_LINGER && c->linger_ns == 0)
+            c->linger_ns = after(now(c), c->shared->limits.linger_ms);
+    } else if (c->out_at > MOVED && c->out_at > c->out.size / 2) {
+        buf_drop_front(&c->out, c->out_at);
+        c->out_at = 0;
+    }
+    if (c->x != NULL && n > 0)
+        gw_exchange_drained(c->x);
+}
+
+enum gw_conn_state gw_conn_state(const struct gw_conn *c)
+{
+    if (c->phase == PHASE_RESET || buf_failed(&c->out))
+        return GW_CONN_RESET;
+    if (c->phase == PHASE_CLOSE)
+        return GW_CONN_CLOSE;
+    return c->phase == PHASE_LINGER ? GW_CONN_SHUT : GW_CONN_OPEN;
+}
+
+/* ---- answers without a handler ----------------------------------------------------------------------------------- */
+
+static void answer_error(struct gw_conn *c, const struct gw_http_request *r,
+                         const struct gw_error *error, unsigned status, const char *allow)
+{
+    struct gw_response response = {
+        .status = status, .content_type = "application/json", .allow = allow};
+    struct buf body = BUF_INIT(SIZE_MAX);
+    gw_error_write(&body, error);
+    gw_conn_fill(c, r, c->id, &response);
+    response.length = body.size;
+    response.retry_after_s = status == 503 ? 1 : 0;
+    struct buf *out = gw_conn_out(c);
+    gw_response_head(out, &response);
+    if (r == NULL || r->method != GW_HTTP_HEAD)
+        buf_append(out, body.data, body.size);
+    buf_done(&body);
+    stats_add(&c->shared->refused, 1);
+    log_info("http", "refused", "request=%s status=%u code=%s", c->id, status,
+             gw_error_name(error->code));
+    answered(c, response.keep_alive);
+}
+
+/* The head said no, or it was OPTIONS. */
+static void answer_refusal(struct gw_conn *c, const struct gw_http_request *r)
+{
+    if (!c->options) {
+        answer_error(c, r, &c->refusal, gw_error_status(c->refusal.code), c->allow);
+        return;
+    }
+    struct gw_response response = {.status = 204, .allow = c->allow};
+    gw_conn_fill(c, r, c->id, &response);
+    if (c->preflight)
+        gw_response_preflight(gw_conn_out(c), &response, r);
+    else
+        gw_response_head(gw_conn_out(c), &response);
+    answered(c, response.keep_alive);
+}
+
+/* A request that cannot be read on from here: answer and close. r: NULL where there is no sound head. */
+static void fail(struct gw_conn *c, const struct gw_http_request *r, enum gw_error_code code,
+                 unsigned status, const char *text)
+{
+    struct gw_error error = {.code = code, .message = text};
+    if (r == NULL)
+        gw_response_id(NULL, c->id);
+    c->keep_alive = false;
+    answer_error(c, r, &error, status, status == 405 ? "GET, HEAD, POST, OPTIONS" : NULL);
+}
+
+/* ---- decisions on the head --------------------------------------------------------------------------------------- */
+
+static bool refuse(struct gw_conn *c, enum gw_error_code code, const char *text)
+{
+    c->refused = true;
+    c->refusal = (struct gw_error){.code = code, .message = text};
+    return false;
+}
+
+static bool answer_options(struct gw_conn *c, const char *allow)
+{
+    c->refused = c->options = true;
+    c->allow = allow;
+    return false;
+}
+
+static bool decide_route(struct gw_conn *c, struct gw_http_request *r)
+{
+    if (gw_http_text_is(r->path, "*"))
+        return answer_options(c, "GET, HEAD, POST, OPTIONS");
+    struct buf capture = BUF_INIT(SIZE_MAX);
+    enum gw_route_result result = gw_route_find(&c->shared->routes, r->path, &c->route, &capture);
+    if (result == GW_ROUTE_FOUND)
+        gw_http_set_capture(r, &capture);
+    buf_done(&capture);
+    switch (result) {
+    case GW_ROUTE_FOUND:
+        break;
+    case GW_ROUTE_BAD_ESCAPE:
+        return refuse(c, GW_ERROR_BAD_REQUEST, "the path holds a bad %-escape");
+    case GW_ROUTE_NO_MEMORY:
+        return refuse(c, GW_ERROR_OVERLOADED, "no memory for the request");
+    case GW_ROUTE_UNKNOWN:
+        if (r->path.n >= 7 && memcmp(r->path.p, "/v1/v1/", 7) == 0)
+            return refuse(
+                c, GW_ERROR_UNKNOWN_URL,
+                "unknown path: it begins with /v1/v1/; the client's base URL already ends in /v1");
+        return refuse(c, GW_ERROR_UNKNOWN_URL, "unknown path");
+    }
+    unsigned method = r->method == GW_HTTP_GET || r->method == GW_HTTP_HEAD ? GW_ROUTE_GET
+                      : r->method == GW_HTTP_POST                           ? GW_ROUTE_POST
+                                                                            : 0;
+    if (r->method == GW_HTTP_OPTIONS)
+        return answer_options(c, gw_route_allow(c->route));
+    if ((c->route->methods & method) != 0)
+        return true;
+    c->allow = gw_route_allow(c->route);
+    return refuse(c, GW_ERROR_METHOD_NOT_ALLOWED, "this path does not know that method; see Allow");
+}
+
+/* In the order of the contract; the first failure wins. False: c->refused is set. */
+static bool decide(struct gw_conn *c, struct gw_http_request *r)
+{
+    const struct gw_conn_shared *s = c->shared;
+    if (r->has_host && !gw_auth_host_allowed(s->auth, &c->listener, r->host))
+        return refuse(c, GW_ERROR_HOST_NOT_ALLOWED,
+                      "this Host is not allowed; add the name to server.hosts");
+    if (!gw_auth_page_allowed(s->auth, r))
+        return refuse(c, GW_ERROR_ORIGIN_NOT_ALLOWED,
+                      "this Origin is not allowed; add it to server.cors");
+    if (r->method == GW_HTTP_OPTIONS && gw_http_field(r, "origin").n > 0 &&
+        gw_http_count(r, "access-control-request-method") > 0) {
+        c->preflight = true;
+        return answer_options(c, NULL);
+    }
+    if (!decide_route(c, r))
+        return false;
+    r->key = gw_auth_key_of(r);
+    if (c->route->needs_key && !gw_auth_key_allowed(s->auth, r->key))
+        return refuse(c, GW_ERROR_INVALID_API_KEY,
+                      r->key.n > 0 ? "this API key is not known"
+                                   : "an API key is needed: Authorization: Bearer KEY");
+    if (r->method == GW_HTTP_POST && !gw_auth_media_allowed(r))
+        return refuse(c, GW_ERROR_UNSUPPORTED_MEDIA_TYPE,
+                      "the body must be application/json in UTF-8, not compressed");
+    if (r->content_length > s->limits.max_body_bytes)
+        return refuse(c, GW_ERROR_BODY_TOO_LARGE, "the body is longer than server.max_body allows");
+    if (s->draining && r->method == GW_HTTP_POST)
+        return refuse(c, GW_ERROR_OVERLOADED, "the server is shutting down");
+    if (r->expect_other)
+        return refuse(c, GW_ERROR_EXPECTATION_FAILED, "only Expect: 100-continue is known");
+    return true;
+}
+
+/* ---- input ------------------------------------------------------------------------------------------------------- */
+
+static void on_head(struct gw_conn *c)
+{
+    struct gw_http_request *r = gw_http_peek(c->http);
+    stats_add(&c->shared->requests, 1);
+    c->head_ns = now(c);
+    c->keep_alive = r->keep_alive;
+    c->phase = PHASE_BODY;
+    c->refused = c->options = c->preflight = false;
+    c->allow = NULL;
+    c->route = NULL;
+    gw_response_id(r, c->id);
+    bool has_body = r->chunked || r->content_length > 0;
+    if (decide(c, r)) {
+        if (r->expect_continue && has_body)
+            buf_text(gw_conn_out(c), "HTTP/1.1 100 Continue\r\n\r\n");
+        return;
+    }
+    gw_http_discard_body(c->http);
+    if (!has_body)
+        return;
+    /* A client that waits for 100 sends no body now, and a long one is not worth reading. */
+    if (r->expect_continue || r->content_length > c->shared->limits.max_body_bytes) {
+        c->keep_alive = false;
+        answer_refusal(c, r);
+    }
+}
+
+static void on_complete(struct gw_conn *c)
+{
+    struct gw_http_request *r = gw_http_take(c->http);
+    if (c->refused) {
+        answer_refusal(c, r);
+        gw_http_request_free(r);
+        return;
+    }
+    if (r->method == GW_HTTP_POST && r->body == NULL) {
+        struct gw_error error = {.code = GW_ERROR_INVALID_JSON, .message = "a JSON body is needed"};
+        answer_error(c, r, &error, 400, NULL);
+        gw_http_request_free(r);
+        return;
+    }
+    struct gw_exchange *x = gw_exchange_new(c, r, c->route, c->id, c->head_ns);
+    if (x == NULL) {
+        struct gw_error error = {.code = GW_ERROR_OVERLOADED,
+                                 .message = "no memory for the request"};
+        answer_error(c, r, &error, 503, NULL);
+        gw_http_request_free(r);
+        return;
+    }
+    c->phase = PHASE_BUSY;
+    c->x = x;
+    c->shared->n_exchanges++;
+    c->route->handle(x, r, c->shared->routes.context);
+}
+
+/* Bytes behind the request that runs. */
+static void keep_for_later(struct gw_conn *c, const uint8_t *bytes, size_t n)
+{
+    if (n == 0 || !c->keep_alive)
+        return; /* S18: nothing is parsed behind a request that closes */
+    if (n > c->shared->limits.pipeline_bytes - c->later.size) {
+        log_info("http", "pipeline_full", "limit_bytes=%" PRIu32, c->shared->limits.pipeline_bytes);
+        drop(c, PHASE_CLOSE);
+        return;
+    }
+    buf_append(&c->later, bytes, n);
+    if (buf_failed(&c->later))
+        drop(c, PHASE_RESET);
+}
+
+static void linger(struct gw_conn *c, size_t n)
+{
+    c->dropped += n;
+    if (c->phase == PHASE_LINGER && c->dropped > c->shared->limits.linger_bytes)
+        c->phase = PHASE_CLOSE;
+}
+
+static void on_failed(struct gw_conn *c)
+{
+    struct gw_http_failure f = gw_http_failure(c->http);
+    struct gw_http_request *r = c->phase == PHASE_BODY ? gw_http_peek(c->http) : NULL;
+    if (c->refused && c->phase == PHASE_BODY) { /* decided before the body went wrong */
+        c->keep_alive = false;
+        answer_refusal(c, r);
+        return;
+    }
+    fail(c, r, f.code, f.status, f.text);
+}
+
+/* One event of the parser. False: all bytes are used. */
+static bool on_event(struct gw_conn *c, enum gw_http_event event)
+{
+    switch (event) {
+    case GW_HTTP_HEAD_READY:
+        on_head(c);
+        return true;
+    case GW_HTTP_COMPLETE:
+        on_complete(c);
+        return true;
+    case GW_HTTP_FAILED:
+        on_failed(c);
+        return true;
+    case GW_HTTP_ALIEN:
+        log_info("http", "not_http", "%s", "");
+        drop(c, PHASE_CLOSE);
+        return true;
+    default:
+        if (c->refused && c->phase == PHASE_BODY) {
+            /* The answer stands already; the rest of the body is not worth waiting for. */
+            c->keep_alive = false;
+            answer_refusal(c, gw_http_peek(c->http));
+        }
+        return false;
+    }
+}
+
+static void consume(struct gw_conn *c, const uint8_t *bytes, size_t n)
+{
+    size_t at = 0;
+    bool more = true;
+    while (more && (c->phase == PHASE_HEAD || c->phase == PHASE_BODY)) {
+        size_t used = 0;
+        enum gw_http_event event = gw_http_feed(c->http, bytes + at, n - at, &used);
+        at += used;
+        if (!c->started && gw_http_started(c->http)) {
+            c->started = true;
+            c->started_ns = now(c);
+        }
+        more = on_event(c, event);
+    }
+    if (c->phase == PHASE_BUSY)
+        keep_for_later(c, bytes + at, n - at);
+    else
+        linger(c, n - at);
+}
+
+void gw_conn_feed(struct gw_conn *c, const void *bytes, size_t n)
+{
+    stats_add(&c->shared->bytes_in, n);
+    if (n == 0)
+        return;
+    if (c->phase == PHASE_BUSY || c->run_due)
+        keep_for_later(c, bytes, n);
+    else
+        consume(c, bytes, n);
+}
+
+void gw_conn_run(struct gw_conn *c)
+{
+    if (!c->run_due)
+        return;
+    struct buf later = c->later;
+    c->later = BUF_INIT(SIZE_MAX);
+    c->run_due = false;
+    consume(c, later.data, later.size);
+    buf_done(&later);
+}
+
+void gw_conn_eof(struct gw_conn *c)
+{
+    gw_conn_run(c);
+    if (c->phase == PHASE_CLOSE || c->phase == PHASE_RESET)
+        return;
+    if (c->phase == PHASE_BUSY)
+        drop(c, PHASE_CLOSE);
+    else
+        c->phase = PHASE_CLOSE; /* what is written still goes out */
+}
+
+void gw_conn_lost(struct gw_conn *c)
+{
+    drop(c, PHASE_RESET);
+}
+
+void gw_conn_drain(struct gw_conn *c)
+{
+    if (c->phase == PHASE_HEAD && !c->started && !c->run_due)
+        c->phase = PHASE_CLOSE;
+}
+
+void gw_conn_overloaded(const struct gw_conn_shared *shared, struct buf *out)
+{
+    char id[GW_RESPONSE_ID_BYTES];
+    gw_response_id(NULL, id);
+    struct gw_error error = {.code = GW_ERROR_OVERLOADED, .message = "too many connections"};
+    struct buf body = BUF_INIT(SIZE_MAX);
+    gw_error_write(&body, &error);
+    struct gw_response response = {.status = 503,
+                                   .content_type = "application/json",
+                                   .length = body.size,
+                                   .idle_announced_s = shared->limits.idle_announced_s,
+                                   .request_id = id,
+                                   .retry_after_s = 1};
+    gw_response_head(out, &response);
+    buf_append(out, body.data, body.size);
+    buf_done(&body);
+}
+
+/* ---- time -------------------------------------------------------------------------------------------------------- */
+
+/* When a body that comes in too slowly is given up: at body_ms, or when its average falls under the rate. */
+static uint64_t body_deadline(const struct gw_conn *c)
+{
+    const struct gw_limits *l = &c->shared->limits;
+    uint64_t enough_ms = gw_http_body_bytes(c->http) * 1000 / l->body_rate_bytes_per_s;
+    uint64_t ms = enough_ms > l->body_rate_after_ms ? enough_ms : l->body_rate_after_ms;
+    return after(c->head_ns, ms < l->body_ms ? ms : l->body_ms);
+}
+
+static uint64_t phase_deadline(const struct gw_conn *c)
+{
+    const struct gw_limits *l = &c->shared->limits;
+    switch (c->phase) {
+    case PHASE_HEAD:
+        if (c->started)
+            return after(c->started_ns, l->head_ms);
+        return after(c->since_ns, c->served ? l->idle_ms : l->first_byte_ms);
+    case PHASE_BODY:
+        return body_deadline(c);
+    case PHASE_LINGER:
+        return c->linger_ns != 0 ? c->linger_ns : UINT64_MAX;
+    default:
+        return UINT64_MAX;
+    }
+}
+
+uint64_t gw_conn_deadline_ns(const struct gw_conn *c)
+{
+    uint64_t phase = phase_deadline(c);
+    uint64_t stall =
+        gw_conn_unsent(c) > 0 ? after(c->progress_ns, c->shared->limits.stall_ms) : UINT64_MAX;
+    return phase < stall ? phase : stall;
+}
+
+void gw_conn_tick(struct gw_conn *c)
+{
+    uint64_t t = now(c);
+    if (gw_conn_unsent(c) > 0 && t >= after(c->progress_ns, c->shared->limits.stall_ms)) {
+        log_info("http", "stalled", "unsent_bytes=%zu", gw_conn_unsent(c));
+        stats_add(&c->shared->timeouts, 1);
+        drop(c, PHASE_RESET);
+        return;
+    }
+    if (t < phase_deadline(c))
+        return;
+    if (c->phase == PHASE_LINGER) {
+        c->phase = PHASE_CLOSE;
+        return;
+    }
+    stats_add(&c->shared->timeouts, 1);
+    if (c->phase == PHASE_HEAD && !c->started)
+        c->phase = PHASE_CLOSE; /* unsent bytes still have until their own limit */
+    else
+        fail(c, c->phase == PHASE_BODY ? gw_http_peek(c->http) : NULL, GW_ERROR_REQUEST_TIMEOUT,
+             408,
+             c->phase == PHASE_BODY ? "the request's body did not come in time"
+                                    : "the request's head did not come in time");
+}
