@@ -484,8 +484,8 @@ FILTER(smallest)
 /* Arguments from place `skip` on. */
 static struct gw_jinja_args rest(const struct gw_jinja_args *args, size_t skip)
 {
-    if (skip > args->n)
-        skip = args->n;
+    if (skip >= args->n)
+        return (struct gw_jinja_args){0};
     return (struct gw_jinja_args){args->n - skip, args->values + skip, args->names + skip};
 }
 
@@ -525,7 +525,7 @@ FILTER(map)
     return list;
 }
 
-/* Keeps the items for which the test (default: truth) of the item, or of its attribute, is `want`. */
+/* Keeps the items for which the test (default: truth) of item or attribute is `want`. */
 static struct gw_jinja_value chosen(struct gw_jinja_run *r, struct gw_jinja_value v,
                                     const struct gw_jinja_args *args, bool by_attribute, bool want)
 {

@@ -93,7 +93,8 @@ static bool comment(struct lexer *l)
     return true;
 }
 
-/* At "{%": takes `{% word %}`; false and nothing taken if it is another tag. *ret_open, *ret_close: the signs. */
+/* At "{%": takes `{% word %}`; false and nothing taken if it is another tag. *ret_open,
+ * *ret_close: the signs. */
 static bool word_tag(struct lexer *l, const char *word, char *ret_open, char *ret_close)
 {
     const char *start = l->at;
@@ -259,8 +260,10 @@ static bool operator(struct lexer *l)
             continue;
         char c = *l->at;
         const char *open = memchr(opening, c, 3);
-        if (open && l->n_closers == sizeof l->closers)
-            return fail(l, "too many brackets");
+        if (open && l->n_closers == sizeof l->closers) {
+            gw_jinja_run_fail(l->run, ERR_LIMIT, "nested more than %zu deep", sizeof l->closers);
+            return false;
+        }
         if (open)
             l->closers[l->n_closers++] = closing[open - opening];
         if (memchr(closing, c, 3) && (l->n_closers == 0 || l->closers[--l->n_closers] != c))

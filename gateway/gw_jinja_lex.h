@@ -1,5 +1,6 @@
-/* Source of a template to tokens, with Jinja's white-space control as chat templates are written for: trim_blocks and
- * lstrip_blocks on, the last newline dropped. Tokens and texts live in the run. */
+/* Source of a template to tokens, with Jinja's white-space control as chat templates are written
+ * for: trim_blocks and lstrip_blocks on, the last newline dropped. Tokens and texts live in the
+ * run. */
 #ifndef ISLET_GW_JINJA_LEX_H
 #define ISLET_GW_JINJA_LEX_H
 

@@ -784,7 +784,7 @@ static struct gw_jinja_node *filter_statement(struct parser *p)
     return n;
 }
 
-/* The markers around what the assistant said, which training uses: only their content counts here. */
+/* The markers around what the assistant said are for training: their content counts here. */
 static struct gw_jinja_node *generation_statement(struct parser *p)
 {
     need_block_end(p);
@@ -829,7 +829,8 @@ static bool at_end(const struct parser *p, const char *const *ends)
     return false;
 }
 
-/* Up to a tag that begins with one of `ends` (its name is next then), or NULL: up to the end of the template. */
+/* Up to a tag that begins with one of `ends` (its name is next then), or NULL: up to the end of
+ * the template. */
 static struct gw_jinja_node *statements(struct parser *p, const char *const *ends)
 {
     struct gw_jinja_node *all = node(p, GW_JINJA_NODE_SEQUENCE), *n;

@@ -1,5 +1,5 @@
-/* Tokens of a template to its tree. Everything that is not built in (statements, filters, tests) is refused here, naming
- * it and its line. */
+/* Tokens of a template to its tree. Everything that is not built in (statements, filters, tests)
+ * is refused here, naming it and its line. */
 #ifndef ISLET_GW_JINJA_PARSE_H
 #define ISLET_GW_JINJA_PARSE_H
 

@@ -1,8 +1,9 @@
-/* What one compilation or rendering of a template owns: memory that is freed in one go, the first error, and the limits
- * that keep a hostile template from hanging the gateway. One thread.
+/* What one compilation or rendering of a template owns: memory that is freed in one go, the first
+ * error, and the limits that keep a hostile template from hanging the gateway. One thread.
  *
- * Errors stick: after the first one every function of gw_jinja_* does nothing of use and returns something harmless
- * (undefined, an empty text), so callers look at gw_jinja_run_ok only where going on would do harm. */
+ * Errors stick: after the first one every function of gw_jinja_* does nothing of use and returns
+ * something harmless (undefined, an empty text), so callers look at gw_jinja_run_ok only where
+ * going on would do harm. */
 #ifndef ISLET_GW_JINJA_RUN_H
 #define ISLET_GW_JINJA_RUN_H
 
@@ -47,7 +48,8 @@ void gw_jinja_run_fail(struct gw_jinja_run *r, enum err_code code, const char *f
 /* Memory until gw_jinja_run_done, not cleared, never NULL for n == 0; NULL on failure. */
 void *gw_jinja_run_get(struct gw_jinja_run *r, size_t count, size_t bytes);
 void *gw_jinja_run_zero(struct gw_jinja_run *r, size_t count, size_t bytes);
-/* a and b joined. Where `a` is the newest block its memory is continued, so that chains of + are linear. */
+/* a and b joined. Where `a` is the newest block its memory is continued, so that chains of + are
+ * linear. */
 char *gw_jinja_run_join(struct gw_jinja_run *r, const char *a, size_t n_a, const char *b,
                         size_t n_b);
 

@@ -1,6 +1,6 @@
-/* Values of the template language: as Python's, without big integers and without changeable lists and dicts.
- * Texts are UTF-8 counted in bytes; the language counts code points. All memory is of the run, or borrowed from what
- * outlives it (template, messages). */
+/* Values of the template language: as Python's, without big integers and without changeable lists
+ * and dicts. Texts are UTF-8 counted in bytes; the language counts code points. All memory is of
+ * the run, or borrowed from what outlives it (template, messages). */
 #ifndef ISLET_GW_JINJA_VALUE_H
 #define ISLET_GW_JINJA_VALUE_H
 
@@ -74,7 +74,8 @@ struct gw_jinja_args {
 enum {
     GW_JINJA_VALUE_MAX_PARAMS = 4
 };
-/* Places arguments by `params`, names separated by spaces ("" none); the others become ABSENT. Fails naming `what`. */
+/* Places arguments by `params`, names separated by spaces ("" none); the others become ABSENT.
+ * Fails naming `what`. */
 bool gw_jinja_value_bind(struct gw_jinja_run *r, const char *what, const char *params,
                          const struct gw_jinja_args *args,
                          struct gw_jinja_value ret[GW_JINJA_VALUE_MAX_PARAMS]);

@@ -9,13 +9,15 @@
 #include "alloc.h"
 #include "utf8.h"
 
-/* White space as Unicode defines it. PCRE2's own \s also takes U+180E, which the trained tokenizers do not. */
+/* White space as Unicode defines it. PCRE2's own \s also takes U+180E, which the trained
+ * tokenizers do not. */
 #define SPACE                                                             \
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{" \
     "2029}\\x{202f}\\x{205f}\\x{3000}"
 
-/* Each pattern matches at every character of valid text, and in time linear in what it looks at: the only
- * backtracking is over a run of white space, which the match then consumes but for its last character. */
+/* Each pattern matches at every character of valid text, and in time linear in what it looks at:
+ * the only backtracking is over a run of white space, which the match then consumes but for its
+ * last character. */
 static const struct pattern {
     const char *name, *text;
 } patterns[] = {

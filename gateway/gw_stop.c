@@ -17,9 +17,9 @@ enum place {
     IN_CONTENT,
 };
 
-/* Text goes through `window`: what is gated but not settled, the longest suffix that may still change. Stop strings are
- * looked for in the whole window, then everything in front of the first place that may still match is split by the
- * markers and leaves. */
+/* Text goes through `window`: what is gated but not settled, the longest suffix that may still
+ * change. Stop strings are looked for in the whole window, then everything in front of the first
+ * place that may still match is split by the markers and leaves. */
 struct gw_stop {
     struct gw_stop_string *stops;
     size_t n_stops;
@@ -150,7 +150,8 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Everything in front of *ret_limit can no longer be part of a stop string; true if one matches there, *ret_stop. */
+/* Everything in front of *ret_limit can no longer be part of a stop string; true if one matches
+ * there, *ret_stop. */
 static bool find_stop(const struct gw_stop *s, bool last, size_t *ret_limit, size_t *ret_stop)
 {
     const uint8_t *text = s->window.data;
@@ -163,8 +164,8 @@ static bool find_stop(const struct gw_stop *s, bool last, size_t *ret_limit, siz
             if (memcmp(text + at, stop->text, have) != 0)
                 continue;
             if (have < stop->size && !last) {
-                *ret_limit =
-                    at; /* may still become this one, which beats all that begin later or are shorter */
+                /* It may still become this one, which beats all that begin later. */
+                *ret_limit = at;
                 return false;
             }
             if (have == stop->size && (best == s->n_stops || stop->size > s->stops[best].size))
@@ -198,7 +199,8 @@ enum fit {
     FIT_WHOLE
 };
 
-/* Does text[n] begin with the marker, perhaps behind one newline? FIT_PART: its end is not there yet. */
+/* Does text[n] begin with the marker, perhaps behind one newline? FIT_PART: its end is not there
+ * yet. */
 static enum fit marker_fit(const uint8_t *text, size_t n, const char *marker, size_t n_marker,
                            size_t *ret_size)
 {
@@ -210,8 +212,8 @@ static enum fit marker_fit(const uint8_t *text, size_t n, const char *marker, si
     return have == n_marker ? FIT_WHOLE : FIT_PART;
 }
 
-/* Takes window[at, limit) as far as its kind is known; returns the new place. `known`: bytes of the window that count,
- * which behind a stop match are those in front of it. */
+/* Takes window[at, limit) as far as its kind is known; returns the new place. `known`: bytes of
+ * the window that count, which behind a stop match are those in front of it. */
 static size_t split(struct gw_stop *s, size_t limit, size_t known, bool final)
 {
     const uint8_t *text = s->window.data;

@@ -175,8 +175,9 @@ static enum err_code run(const struct gw_template *t, const struct gw_template_i
 static const char mark[] =
     "\xEE\x80\x80islet-continues-here\xEE\x80\x80"; /* in private use characters */
 
-/* Renders with a mark behind the last content and cuts there. What stands in front of the mark must be what the
- * unmarked conversation renders too, or the template changes its output by the content. */
+/* Renders with a mark behind the last content and cuts there. What stands in front of the mark
+ * must be what the unmarked conversation renders too, or the template changes its output by the
+ * content. */
 static enum err_code run_continued(const struct gw_template *t,
                                    const struct gw_template_input *input, json_t *messages,
                                    struct buf *ret, struct err *e)
@@ -320,9 +321,10 @@ static bool probe_thinking_switch(const struct gw_template *t)
 {
     static const char question[] = "[{\"role\":\"user\",\"content\":\"q\"}]";
     struct buf on = {0}, off = {0};
-    bool differs = probe(t, question, "{\"enable_thinking\":true}", true, false, &on, NULL) &&
-                   probe(t, question, "{\"enable_thinking\":false}", true, false, &off, NULL) &&
-                   (on.size != off.size || memcmp(on.data, off.data, on.size) != 0);
+    bool differs =
+        probe(t, question, "{\"enable_thinking\":true}", true, false, &on, NULL) &&
+        probe(t, question, "{\"enable_thinking\":false}", true, false, &off, NULL) &&
+        (on.size != off.size || (on.size > 0 && memcmp(on.data, off.data, on.size) != 0));
     buf_done(&on);
     buf_done(&off);
     return differs;
@@ -330,7 +332,7 @@ static bool probe_thinking_switch(const struct gw_template *t)
 
 static bool mentions(const char *text, size_t n, const char *word)
 {
-    return memmem(text, n, word, strlen(word)) != NULL;
+    return n > 0 && memmem(text, n, word, strlen(word)) != NULL;
 }
 
 static void find_facts(struct gw_template *t, const char *text, size_t n, bool think_tokens)
@@ -408,8 +410,10 @@ enum err_code gw_template_compile(const char *text, size_t n, const struct gw_te
     if (code == ERR_OK && !t->tree)
         code = err_set(e, ERR_NOMEM, "no memory for the chat template");
     if (code == ERR_OK &&
-        !probe(t, "[{\"role\":\"user\",\"content\":\"q\"}]", NULL, true, false, &out, e))
+        !probe(t, "[{\"role\":\"user\",\"content\":\"askmark\"}]", NULL, true, false, &out, e))
         code = ERR_UNSUPPORTED;
+    else if (code == ERR_OK && !mentions((const char *)out.data, out.size, "askmark"))
+        code = err_set(e, ERR_UNSUPPORTED, "the chat template does not write the user's message");
     buf_done(&out);
     if (code != ERR_OK) {
         gw_template_free(t);

@@ -12,7 +12,8 @@ enum {
     NONE = -1
 };
 
-/* Control tokens that end an answer whatever the file's eos says: the ends of turns and texts of the model families. */
+/* Control tokens that end an answer whatever the file's eos says: the ends of turns and texts of
+ * the model families. */
 static const char *const end_texts[] = {
     "<|im_end|>",
     "<|endoftext|>",
@@ -188,9 +189,10 @@ static bool ids_room(struct gw_tokenizer_ids *ids, size_t n)
     return true;
 }
 
-/* Merging one piece: its symbols are a linked list in an array, and a heap holds the merges that were possible when they
- * were found, lowest rank first and among equal ones leftmost. An entry is checked again when it comes up, since
- * its symbols may have merged with others meanwhile. n symbols make at most 3n entries: O(n log n). */
+/* Merging one piece: its symbols are a linked list in an array, and a heap holds the merges that
+ * were possible when they were found, lowest rank first and among equal ones leftmost. An entry is
+ * checked again when it comes up, since its symbols may have merged with others meanwhile. n
+ * symbols make at most 3n entries: O(n log n). */
 struct symbol {
     uint32_t id;
     int32_t before, after; /* places of the neighbours, NONE at the ends */
@@ -260,7 +262,8 @@ static bool offer(struct merging *m, int32_t left)
     return !rule || heap_push(m, (uint64_t)rule->rank << 32 | (uint32_t)left);
 }
 
-/* The symbol right of `left` becomes part of it; its own place is marked dead by the id UINT32_MAX. */
+/* The symbol right of `left` becomes part of it; its own place is marked dead by the id
+ * UINT32_MAX. */
 static void join(struct merging *m, int32_t left, uint32_t id)
 {
     struct symbol *s = &m->symbols[left];

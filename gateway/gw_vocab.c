@@ -15,7 +15,8 @@ enum {
     MAX_BYTES = 1 << 30
 };
 
-/* GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 take U+0100 upwards. */
+/* GPT-2's byte alphabet: printable Latin-1 bytes stand for themselves, the other 68 take U+0100
+ * upwards. */
 static bool byte_is_itself(unsigned byte)
 {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
@@ -143,8 +144,8 @@ static enum err_code read_tokens(struct gw_vocab *v, const struct gguf_array *to
     return ERR_OK;
 }
 
-/* Only tokens that plain text is made of are found by their bytes first; a special token of the same text is another
- * thing. Of equal ones the first wins. */
+/* Only tokens that plain text is made of are found by their bytes first; a special token of the
+ * same text is another thing. Of equal ones the first wins. */
 static enum err_code index_tokens(struct gw_vocab *v, struct err *e)
 {
     uint32_t size = table_size(v->n);

@@ -1,5 +1,6 @@
-/* The vocabulary of a byte-level BPE tokenizer, read from GGUF keys: bytes of each token, tokens by their bytes, merge
- * rules by pair, special tokens for search in text. Immutable after gw_vocab_new; any thread. Used by gw_tokenizer. */
+/* The vocabulary of a byte-level BPE tokenizer, read from GGUF keys: bytes of each token, tokens
+ * by their bytes, merge rules by pair, special tokens for search in text. Immutable after
+ * gw_vocab_new; any thread. Used by gw_tokenizer. */
 #ifndef ISLET_GW_VOCAB_H
 #define ISLET_GW_VOCAB_H
 
@@ -40,7 +41,8 @@ struct gw_vocab {
     bool special_first[256]; /* some special token begins with this byte */
 };
 
-/* Borrows `keys` for the call. Gives *ret; free with gw_vocab_free. Errors: FORMAT, UNSUPPORTED, NOMEM. */
+/* Borrows `keys` for the call. Gives *ret; free with gw_vocab_free. Errors: FORMAT, UNSUPPORTED,
+ * NOMEM. */
 enum err_code gw_vocab_new(const struct gguf *keys, struct gw_vocab **ret, struct err *e)
     __attribute__((warn_unused_result));
 void gw_vocab_free(struct gw_vocab *v);
@@ -56,7 +58,8 @@ uint32_t gw_vocab_find(const struct gw_vocab *v, const char *bytes, size_t n);
 /* The rule that joins two neighbours, or NULL. */
 const struct gw_vocab_merge *gw_vocab_merge_find(const struct gw_vocab *v, uint32_t left,
                                                  uint32_t right);
-/* The longest special token that text[n] begins with; UINT32_MAX: none. all false: only user-defined ones. */
+/* The longest special token that text[n] begins with; UINT32_MAX: none. all false: only
+ * user-defined ones. */
 uint32_t gw_vocab_special_at(const struct gw_vocab *v, const char *text, size_t n, bool all);
 
 #endif

@@ -1,4 +1,5 @@
-/* Every case is cut at each pair of places; the text must be the same, and no more held back than may still change. */
+/* Every case is cut at each pair of places; the text must be the same, and no more held back than
+ * may still change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
-/* Chat templates: the files in tests/model/templates (NAME.jinja; NAME.CASE.json is the input, NAME.CASE.txt what
- * Jinja itself made of it), the shipped model's own template, facts, refusals and limits. */
+/* Chat templates: the files in tests/model/templates (NAME.jinja; NAME.CASE.json is the input,
+ * NAME.CASE.txt what Jinja itself made of it), the shipped model's own template, facts, refusals
+ * and limits. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -249,6 +250,7 @@ static void test_gw_template_what_is_not_built_in_is_named(void **state)
     assert_refuses("{% for x in messages %}", ERR_FORMAT, "lacks");
     assert_refuses("{{ 'a }}", ERR_FORMAT, "quote");
     assert_refuses("\xff", ERR_FORMAT, "UTF-8");
+    assert_refuses("", ERR_UNSUPPORTED, "user's message");
 }
 
 static void test_gw_template_hostile_ones_end(void **state)
