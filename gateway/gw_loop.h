@@ -45,6 +45,8 @@ uv_loop_t *gw_loop_uv(struct gw_loop *l);
 struct gw_conn_shared *gw_loop_shared(struct gw_loop *l);
 bool gw_loop_inherited(
     const struct gw_loop *l); /* listeners came from systemd: never exit for a bad configuration */
+/* A listener is not on loopback: a reload must not leave it without a key. */
+bool gw_loop_beyond_loopback(const struct gw_loop *l);
 unsigned gw_loop_port(const struct gw_loop *l,
                       unsigned i); /* port of the i-th TCP listener; 0: there is none */
 unsigned gw_loop_connections(const struct gw_loop *l);
