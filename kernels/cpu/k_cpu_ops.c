@@ -14,7 +14,7 @@
 /* A piece of a product reads about this much of the weights: small enough to spread, large enough to stream. */
 enum {
     PIECE_BYTES = 48 * 1024,
-    MAX_ROW_TILE = 64,
+    MAX_ROW_TILE = K_CPU_TILE_ROWS,
     UNIT = 256
 };
 
@@ -189,11 +189,16 @@ static enum err_code moe_sum(const struct k_moe_sum *a, struct k_stream *s)
 
 /* ---- attention: a piece is the query heads of one row that share a kv head --------------------------------------- */
 
+/* Of each thread: page pointers of a sequence, then the work of K_CPU_HEADS heads. */
+static uint64_t attention_pages_bytes(uint32_t max_pages)
+{
+    return ((uint64_t)max_pages * sizeof(uint8_t *) + 63) & ~UINT64_C(63);
+}
+
 static uint64_t attention_thread_bytes(uint32_t head_dim, uint32_t max_pages)
 {
-    const uint64_t bytes =
-        (uint64_t)max_pages * sizeof(uint8_t *) + (3 * (uint64_t)head_dim + K_PAGE) * 4;
-    return (bytes + 127) & ~UINT64_C(127);
+    const uint64_t work = K_CPU_HEADS * (3 * (uint64_t)head_dim + K_PAGE) * sizeof(float);
+    return (attention_pages_bytes(max_pages) + work + 127) & ~UINT64_C(127);
 }
 
 static uint64_t attention_bytes(const struct k_device *d, uint32_t n_head, uint32_t head_dim,
@@ -216,17 +221,17 @@ static void attention_piece(const void *context, uint32_t piece, uint32_t thread
     uint8_t *scratch = (uint8_t *)k_host_at(a->scratch) +
                        attention_thread_bytes(kv->head_dim, kv->max_pages) * thread;
     const uint8_t **pages = (const uint8_t **)(void *)scratch;
-    float *work = (float *)(void *)(pages + kv->max_pages);
+    float *work = (float *)(void *)(scratch + attention_pages_bytes(kv->max_pages));
     for (uint32_t p = 0; p <= position / K_PAGE; p++)
         pages[p] =
             (const uint8_t *)k_host_at(kv->pool) + kv->page_bytes * table[p] + kv->layer_offset;
-    const uint32_t shared = a->n_head / kv->n_head_kv, dim = kv->head_dim;
+    const uint32_t shared = a->n_head / kv->n_head_kv;
     bool fault = false;
-    for (uint32_t h = head_kv * shared; h < (head_kv + 1) * shared; h++) {
-        const size_t at = ((size_t)row * a->n_head + h) * dim;
-        fault |=
-            job->inner->attention_head((const float *)k_host_at(a->q) + at, pages, position + 1, kv,
-                                       head_kv, a->scale, work, (float *)k_host_at(a->y) + at);
+    for (uint32_t h = 0; h < shared; h += K_CPU_HEADS) {
+        const uint32_t n = shared - h < K_CPU_HEADS ? shared - h : K_CPU_HEADS;
+        const size_t at = ((size_t)row * a->n_head + head_kv * shared + h) * kv->head_dim;
+        fault |= job->inner->attention((const float *)k_host_at(a->q) + at, n, pages, position + 1,
+                                       kv, head_kv, a->scale, work, (float *)k_host_at(a->y) + at);
     }
     if (fault)
         set_fault(&a->rows, row);
@@ -346,56 +351,17 @@ static enum err_code moe_down(const struct k_moe_down *a, struct k_stream *s)
 
 /* ---- the tables --------------------------------------------------------------------------------------------------- */
 
-static void mul_reference(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
-                          const void *const *x, float *const *y, uint32_t n_rows, void *work)
-{
-    (void)work;
-    const uint64_t stride = k_format_bytes(format, 1, n_in);
-    for (uint32_t r = 0; r < n_rows; r++)
-        for (uint32_t o = 0; o < n_out; o++)
-            y[r][o] = k_ref_dot(format, (const uint8_t *)w + stride * o, x[r], n_in);
-}
-
-static void swiglu_reference(float *h, const float *up, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        h[i] = k_float_swiglu(h[i], up[i]);
-}
-
-static void moe_sum_reference(const float *weights, const float *out, size_t stride,
-                              uint32_t n_used, uint32_t n, float *x)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        float y = 0.0f;
-        for (uint32_t k = 0; k < n_used; k++)
-            y = k_float_fma(weights[k], out[k * stride + i], y);
-        x[i] = x[i] + y;
-    }
-}
-
-static void fill_reference(struct k_cpu_inner *ret)
-{
-    *ret = (struct k_cpu_inner){.name = "reference",
-                                .mul = mul_reference,
-                                .quantise32 = k_ref_quantise32,
-                                .quantise256 = k_ref_quantise256,
-                                .norm = k_ref_norm,
-                                .swiglu = swiglu_reference,
-                                .attention_head = k_ref_attention_head,
-                                .moe_sum = moe_sum_reference};
-}
-
 void k_cpu_ops_fill(enum k_level level, struct k_cpu_inner *ret)
 {
-    fill_reference(ret);
+    k_avx2_rows_fill(ret); /* both levels; small beside the products */
     if (level == K_LEVEL_AVX2) {
         ret->name = "avx2";
         k_avx2_matmul_fill(ret);
-        k_avx2_rows_fill(ret);
-    } else if (level == K_LEVEL_AVX512) {
+        k_avx2_attention_fill(ret);
+    } else {
         ret->name = "avx512";
         k_avx512_matmul_fill(ret);
-        k_avx2_rows_fill(ret);
+        k_avx512_attention_fill(ret);
     }
 }
 

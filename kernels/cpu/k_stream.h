@@ -1,0 +1,172 @@
+/* What AVX2 and AVX-512 share: reductions of int32 vectors, scales, and the product with one row (B1): weight blocks in
+ * memory order, one stream, eight at a time; their vectors are reduced together by a transposing add tree, and the terms
+ * of each output are folded in order afterwards. Each level brings its own dot product of a block. Only for files compiled
+ * with a level's flags. */
+#ifndef ISLET_K_STREAM_H
+#define ISLET_K_STREAM_H
+#if defined(__AVX2__)
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "k_cpu_inner.h"
+#include "k_float.h"
+#include "k_format.h"
+
+#define K_STREAM_INLINE static inline __attribute__((always_inline))
+
+enum {
+    K_STREAM_LANES = 8,
+    K_STREAM_T = 8192, /* terms held before a fold */
+    K_STREAM_AHEAD = 1024
+};
+
+/* Sums of eight int32 vectors, lane i = sum of v[i]. */
+K_STREAM_INLINE __m256i k_stream_tree(const __m256i v[8])
+{
+    const __m256i a =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    const __m256i b =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                            _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+K_STREAM_INLINE __m256i k_stream_tree128(const __m128i v[8])
+{
+    const __m128i a = _mm_hadd_epi32(_mm_hadd_epi32(v[0], v[1]), _mm_hadd_epi32(v[2], v[3]));
+    const __m128i b = _mm_hadd_epi32(_mm_hadd_epi32(v[4], v[5]), _mm_hadd_epi32(v[6], v[7]));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+}
+
+K_STREAM_INLINE bool k_stream_small(enum k_format format)
+{
+    return format == K_Q8_0 || format == K_Q4_0;
+}
+
+K_STREAM_INLINE bool k_stream_has_mins(enum k_format format)
+{
+    return format == K_Q4_K || format == K_Q5_K;
+}
+
+K_STREAM_INLINE uint32_t k_stream_bytes(enum k_format format)
+{
+    switch (format) {
+    case K_Q4_0:
+        return sizeof(struct k_format_q4_0);
+    case K_Q8_0:
+        return sizeof(struct k_format_q8_0);
+    case K_Q4_K:
+        return sizeof(struct k_format_q4_k);
+    case K_Q5_K:
+        return sizeof(struct k_format_q5_k);
+    default:
+        return sizeof(struct k_format_q6_k);
+    }
+}
+
+/* Scales of a block as f16 bits: d in the low half, dmin in the high one (Q4_K, Q5_K); others d alone. */
+K_STREAM_INLINE uint32_t k_stream_scales(enum k_format format, const uint8_t *block)
+{
+    uint32_t both = 0;
+    if (k_stream_has_mins(format))
+        memcpy(&both, block, 4);
+    else
+        memcpy(&both, block + (format == K_Q6_K ? offsetof(struct k_format_q6_k, d) : 0), 2);
+    return both;
+}
+
+/* Eight six-bit scales, then eight six-bit mins, as bytes (Q4_K, Q5_K). */
+K_STREAM_INLINE __m128i k_stream_scale_min(const uint8_t *scales)
+{
+    uint32_t part[3];
+    memcpy(part, scales, 12);
+    const uint32_t m1 = 0x3f3f3f3fu, m2 = 0x0f0f0f0fu, m3 = 0x03030303u;
+    const uint32_t s0 = part[0] & m1, s1 = (part[2] & m2) | (((part[0] >> 6) & m3) << 4);
+    const uint32_t n0 = part[1] & m1, n1 = ((part[2] >> 4) & m2) | (((part[1] >> 6) & m3) << 4);
+    return _mm_set_epi32((int)n1, (int)n0, (int)s1, (int)s0);
+}
+
+K_STREAM_INLINE __m256 k_stream_f16(__m256i bits)
+{
+    const __m256i packed = _mm256_packus_epi32(bits, bits);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+}
+
+/* t of eight blocks (A5) from their S, M and scales. */
+K_STREAM_INLINE __m256 k_stream_term(enum k_format format, __m256i s, __m256i m, __m256i scales)
+{
+    const __m256 d = k_stream_f16(_mm256_and_si256(scales, _mm256_set1_epi32(0xffff)));
+    if (!k_stream_has_mins(format))
+        return _mm256_mul_ps(d, _mm256_cvtepi32_ps(s));
+    const __m256 dmin = k_stream_f16(_mm256_srli_epi32(scales, 16));
+    return _mm256_fmsub_ps(d, _mm256_cvtepi32_ps(s), _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(m)));
+}
+
+/* acc = fma(dx[b], t[b], acc) for each output; eight outputs at a time hide the latency (A6). */
+static inline void k_stream_fold(const float *t, uint32_t n_blocks, const float *dx, uint32_t n_out,
+                                 float *y)
+{
+    for (uint32_t o = 0; o < n_out; o += K_STREAM_LANES) {
+        const uint32_t n = n_out - o < K_STREAM_LANES ? n_out - o : K_STREAM_LANES;
+        const float *row[K_STREAM_LANES];
+        float acc[K_STREAM_LANES] = {0};
+        for (uint32_t i = 0; i < K_STREAM_LANES; i++)
+            row[i] = t + (size_t)(o + (i < n ? i : n - 1)) * n_blocks;
+        for (uint32_t b = 0; b < n_blocks; b++)
+            for (uint32_t i = 0; i < K_STREAM_LANES; i++)
+                acc[i] = k_float_fma(dx[b], row[i][b], acc[i]);
+        memcpy(y + o, acc, n * sizeof(float));
+    }
+}
+
+/* S of one block as eight lanes yet to be added, and M as four. `xb`: the activation's block. */
+typedef void k_stream_block_fn(enum k_format format, const uint8_t *block,
+                               const struct k_act_row *x, uint32_t xb, __m256i *s, __m128i *m);
+
+/* Terms of n consecutive blocks, of whatever outputs they are. */
+K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot, const uint8_t *w,
+                                    uint32_t n, uint32_t n_blocks, const struct k_act_row *x,
+                                    float *t)
+{
+    const uint32_t bytes = k_stream_bytes(format);
+    uint32_t xb = 0;
+    for (uint32_t i = 0; i < n; i += K_STREAM_LANES) {
+        __m256i s[K_STREAM_LANES], mins = _mm256_setzero_si256();
+        __m128i m[K_STREAM_LANES];
+        uint32_t d[K_STREAM_LANES];
+        for (uint32_t at = 0; at < K_STREAM_LANES * bytes; at += 64)
+            _mm_prefetch((const char *)w + (size_t)i * bytes + at + K_STREAM_AHEAD, _MM_HINT_T0);
+        for (uint32_t l = 0; l < K_STREAM_LANES; l++) {
+            /* Past the end the last block is computed again; t has room for it. */
+            const uint8_t *block = w + (size_t)(i + l < n ? i + l : n - 1) * bytes;
+            dot(format, block, x, xb, &s[l], &m[l]);
+            d[l] = k_stream_scales(format, block);
+            xb = xb + 1 == n_blocks ? 0 : xb + 1;
+        }
+        if (k_stream_has_mins(format))
+            mins = k_stream_tree128(m);
+        _mm256_storeu_ps(t + i,
+                         k_stream_term(format, k_stream_tree(s), mins,
+                                       _mm256_loadu_si256((const __m256i *)(const void *)d)));
+    }
+}
+
+K_STREAM_INLINE void k_stream_row(enum k_format format, k_stream_block_fn *dot, const uint8_t *w,
+                                  uint32_t n_out, uint32_t n_in, const void *x, float *y, float *t)
+{
+    const enum k_form form = k_stream_small(format) ? K_FORM_Q32 : K_FORM_Q256;
+    const struct k_act_row row = k_format_act_row(form, (void *)(uintptr_t)x, n_in);
+    const uint32_t n_blocks = n_in / (k_stream_small(format) ? 32 : 256);
+    const size_t stride = (size_t)n_blocks * k_stream_bytes(format);
+    const uint32_t fits = K_STREAM_T / n_blocks, tile = fits < 64 ? fits : 64;
+    for (uint32_t o = 0; o < n_out; o += tile) {
+        const uint32_t n = n_out - o < tile ? n_out - o : tile;
+        k_stream_terms(format, dot, w + stride * o, n * n_blocks, n_blocks, &row, t);
+        k_stream_fold(t, n_blocks, row.dx, n, y + o);
+    }
+}
+
+#endif
+#endif
