@@ -50,8 +50,8 @@ static struct gw_template *compiled(const char *text)
 static struct gw_template *compiled_file(const char *name)
 {
     size_t n;
-    char file[256];
-    (void)snprintf(file, sizeof file, "%s.jinja", name);
+    char file[300];
+    (void)snprintf(file, sizeof file, "%.200s.jinja", name);
     char *text = file_text(file, &n);
     struct gw_template *t = compiled(text);
     free(text);
