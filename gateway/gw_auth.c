@@ -284,7 +284,7 @@ bool gw_auth_key_allowed(const struct gw_auth *a, struct gw_http_text key)
     if (a->n_keys == 0)
         return true;
     char shown[KEY_BYTES] = {0};
-    bool fits = key.n > 0 && key.n < KEY_BYTES;
+    bool fits = key.n > 0 && key.n < KEY_BYTES && memchr(key.p, 0, key.n) == NULL;
     if (fits)
         memcpy(shown, key.p, key.n);
     unsigned found = 0;
