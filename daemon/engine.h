@@ -15,38 +15,42 @@
 struct engine;
 
 struct engine_config {
-    const char *model_path;  /* borrowed for the engine's life */
-    unsigned cpu_level;      /* enum k_level */
-    uint32_t threads;        /* 0: one per physical core */
-    uint64_t kv_budget;      /* bytes; 0: auto */
-    unsigned kv_type;        /* enum k_kv_type */
-    uint32_t context;        /* 0: what the model and kv_budget allow */
-    uint32_t max_sequences;  /* 1..32 */
-    uint32_t prefill_chunk;  /* 1..4096 */
-    uint32_t max_waiting;    /* requests accepted but not yet running; more are refused BUSY */
+    const char *model_path; /* borrowed for the engine's life */
+    unsigned cpu_level;     /* enum k_level */
+    uint32_t threads;       /* 0: one per physical core */
+    uint64_t kv_budget;     /* bytes; 0: auto */
+    unsigned kv_type;       /* enum k_kv_type */
+    uint32_t context;       /* 0: what the model and kv_budget allow */
+    uint32_t max_sequences; /* 1..32 */
+    uint32_t prefill_chunk; /* 1..4096 */
+    uint32_t max_waiting;   /* requests accepted but not yet running; more are refused BUSY */
     struct ticks ticks;
-    void (*notify)(void *context); /* called on the engine thread when events wait; must only wake the loop */
+    void (*notify)(
+        void *context); /* called on the engine thread when events wait; must only wake the loop */
     void *notify_context;
 };
 
 /* A request as the loop hands it over: one heap block (engine_request_new) that owns copies of the run's arrays. */
 struct engine_request {
-    uint64_t handle;     /* unique for the process' life; the loop's name for (peer, request id) */
+    uint64_t handle;      /* unique for the process' life; the loop's name for (peer, request id) */
     struct proto_run run; /* pointers into this block */
-    char client[64];     /* name from hello, NUL-terminated */
+    char client[64];      /* name from hello, NUL-terminated */
 };
-struct engine_request *engine_request_new(uint64_t handle, const struct proto_run *run, const char *client);
+struct engine_request *engine_request_new(uint64_t handle, const struct proto_run *run,
+                                          const char *client);
 void engine_request_free(struct engine_request *r);
 
 enum engine_event_kind {
     ENGINE_STATE,    /* state, progress or reason changed: ask engine_facts */
     ENGINE_PROGRESS, /* prompt tokens prefilled */
     ENGINE_TOKENS,
-    ENGINE_DONE,     /* last event of a handle */
-    ENGINE_ERROR,    /* last event of a handle */
+    ENGINE_DONE,  /* last event of a handle */
+    ENGINE_ERROR, /* last event of a handle */
 };
 
-enum { ENGINE_EVENT_TOKENS = 8 };
+enum {
+    ENGINE_EVENT_TOKENS = 8
+};
 
 struct engine_event {
     enum engine_event_kind kind;
@@ -73,9 +77,12 @@ struct engine_facts {
     uint32_t n_ctx, n_vocab, max_sequences, prefill_chunk, n_layer, n_expert, n_expert_used;
 };
 
-enum { ENGINE_MAX_SEQUENCES = 32, ENGINE_MAX_LISTED = 64 };
+enum {
+    ENGINE_MAX_SEQUENCES = 32,
+    ENGINE_MAX_LISTED = 64
+};
 struct engine_snapshot {
-    uint64_t taken_ns; /* by config.ticks */
+    uint64_t taken_ns;          /* by config.ticks */
     struct proto_status status; /* sequences points to the array below; client texts to names */
     struct proto_sequence sequences[ENGINE_MAX_LISTED]; /* request_id holds the handle */
     char clients[ENGINE_MAX_LISTED][64];
