@@ -81,7 +81,7 @@ static void place_experts(struct engine_forward *f, unsigned hidden_forms)
     const uint64_t groups = pairs < shape->n_expert ? pairs : shape->n_expert;
     f->router = take(f, rows * shape->n_expert * 4);
     f->weights = take(f, pairs * 4);
-    f->n_groups = take(f, 4);
+    f->n_groups = take(f, 64 * (uint64_t)shape->n_layer);
     f->groups = take(f, groups * sizeof(struct k_group));
     f->order = take(f, pairs * 4);
     f->selected = take(f, groups * 4);
@@ -122,7 +122,9 @@ static void place(struct engine_forward *f, const struct k_device *device)
 
 static uint64_t host_bytes(const struct model *m, const struct engine_forward_sizes *z)
 {
-    return 16ull * z->max_rows + 8ull * z->max_logits + 4ull * z->max_logits * m->shape.n_vocab;
+    const uint64_t uses = (uint64_t)m->shape.n_layer * m->shape.n_expert_used;
+    return (16 + 4 * uses) * z->max_rows + 8ull * z->max_logits +
+           4ull * z->max_logits * m->shape.n_vocab;
 }
 
 uint64_t engine_forward_bytes(const struct k_device *device, const struct model *m,
@@ -148,7 +150,9 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
     f->faults = f->sequence + rows;
     f->logit_row = f->faults + rows;
     f->logit_faults = f->logit_row + logits;
-    f->logits = (float *)(void *)(f->logit_faults + logits);
+    f->routes = f->logit_faults + logits;
+    f->logits = (float *)(void *)(f->routes + (size_t)rows * f->model->shape.n_layer *
+                                                  f->model->shape.n_expert_used);
     return ERR_OK;
 }
 
@@ -239,6 +243,30 @@ static void upload_step(struct engine_forward *f)
     f->ops->upload(f->stream, f->gather_index, f->logit_row, n_logits);
 }
 
+static size_t routes_of_layer(const struct engine_forward *f)
+{
+    return (size_t)f->n_rows * f->model->shape.n_expert_used;
+}
+
+const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer)
+{
+    return f->routes + layer * routes_of_layer(f);
+}
+
+static void download_step(struct engine_forward *f)
+{
+    const size_t n = routes_of_layer(f);
+    for (uint32_t i = 0; i < f->model->shape.n_layer; i++)
+        f->ops->download(f->stream, f->routes + i * n,
+                         (struct k_span){f->ids.buffer, f->ids.offset + i * f->ids_stride},
+                         n * sizeof(uint32_t));
+    f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
+    for (uint32_t l = 0; l < f->model->shape.n_layer; l++)
+        f->ops->download(f->stream, &f->layer_groups[l],
+                         (struct k_span){f->n_groups.buffer, f->n_groups.offset + 64 * l},
+                         sizeof(uint32_t));
+}
+
 static enum err_code layers(struct engine_forward *f)
 {
     enum err_code code = f->ops->embed(
@@ -301,7 +329,7 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
         f->ops->download(f->stream, f->logit_faults, f->logit_rows.faults,
                          f->n_logits * sizeof(uint32_t));
     }
-    f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
+    download_step(f);
     const enum err_code waited = f->ops->wait(f->stream);
     if (code == ERR_OK)
         code = waited;

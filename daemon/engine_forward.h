@@ -32,9 +32,11 @@ struct engine_forward {
     struct k_span q, k, v, scratch, out; /* out: f32 [max_rows][n_embd] */
     struct k_act heads_act;              /* [max_rows][n_head * head_dim] */
     struct k_span rope;
-    struct k_span router, weights, n_groups, groups, order, selected;
-    struct k_span ids; /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
+    struct k_span router, weights, groups, order, selected;
+    struct k_span n_groups; /* uint32 [1], one every 64 bytes a layer; kept until the next step */
+    struct k_span ids;      /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
     uint64_t ids_stride;
+    uint32_t *routes;        /* of the host, as ids */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
     struct k_span expert_out;
     struct k_span gather_index, gathered, device_logits;
@@ -42,11 +44,12 @@ struct engine_forward {
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
     uint32_t n_rows, n_logits;
-    uint32_t *token, *position, *sequence; /* [max_rows] */
-    uint32_t *logit_row;                   /* [max_logits]: rows whose logits are wanted */
-    uint32_t *faults;                      /* [max_rows]: non-zero: a value was not finite */
-    uint32_t *logit_faults;                /* [max_logits] */
-    float *logits;                         /* [max_logits][n_vocab] */
+    uint32_t *token, *position, *sequence;   /* [max_rows] */
+    uint32_t *logit_row;                     /* [max_logits]: rows whose logits are wanted */
+    uint32_t *faults;                        /* [max_rows]: non-zero: a value was not finite */
+    uint32_t *logit_faults;                  /* [max_logits] */
+    float *logits;                           /* [max_logits][n_vocab] */
+    uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer */
 };
 
 /* Bytes of the device and the host together that engine_forward_new takes. */
@@ -69,6 +72,9 @@ void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const
  * ERR_UNSUPPORTED: nothing of the step may be used. */
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     __attribute__((warn_unused_result));
+
+/* Experts of the last step in `layer`, [n_rows][n_used] in rank order; lent until the next step. */
+const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer);
 
 /* The forms that n matrices read, as bits of enum k_form. */
 unsigned engine_forward_forms(const struct gguf_tensor *const *tensors, unsigned n);

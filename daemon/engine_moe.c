@@ -1,6 +1,7 @@
 #include "engine_moe.h"
 
-static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids)
+static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids,
+                           struct k_span n_groups)
 {
     const struct model_shape *shape = &f->model->shape;
     enum err_code code = f->ops->norm(&(struct k_norm){.rows = f->rows,
@@ -34,7 +35,7 @@ static enum err_code route(struct engine_forward *f, const struct model_layer *l
     if (code == ERR_OK)
         code = f->ops->grouping(&(struct k_grouping){.rows = f->rows,
                                                      .ids = ids,
-                                                     .n_groups = f->n_groups,
+                                                     .n_groups = n_groups,
                                                      .groups = f->groups,
                                                      .order = f->order,
                                                      .n_expert = shape->n_expert,
@@ -44,13 +45,14 @@ static enum err_code route(struct engine_forward *f, const struct model_layer *l
 }
 
 /* All experts are resident: every group is selected at once. */
-static enum err_code compute(struct engine_forward *f, const struct model_layer *l)
+static enum err_code compute(struct engine_forward *f, const struct model_layer *l,
+                             struct k_span n_groups)
 {
     enum err_code code = f->ops->moe_gate_up(&(struct k_moe_gate_up){.rows = f->rows,
                                                                      .experts = l->experts,
                                                                      .groups = f->groups,
                                                                      .order = f->order,
-                                                                     .n_selected = f->n_groups,
+                                                                     .n_selected = n_groups,
                                                                      .selected = f->selected,
                                                                      .x = f->norm_act,
                                                                      .h = f->hidden_act},
@@ -60,7 +62,7 @@ static enum err_code compute(struct engine_forward *f, const struct model_layer 
                                                      .experts = l->experts,
                                                      .groups = f->groups,
                                                      .order = f->order,
-                                                     .n_selected = f->n_groups,
+                                                     .n_selected = n_groups,
                                                      .selected = f->selected,
                                                      .h = f->hidden_act,
                                                      .out = f->expert_out},
@@ -71,10 +73,11 @@ static enum err_code compute(struct engine_forward *f, const struct model_layer 
 enum err_code engine_moe_run(struct engine_forward *f, uint32_t layer)
 {
     const struct model_layer *l = &f->model->layers[layer];
+    const struct k_span n_groups = {f->n_groups.buffer, f->n_groups.offset + 64 * layer};
     const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
-    enum err_code code = route(f, l, ids);
+    enum err_code code = route(f, l, ids, n_groups);
     if (code == ERR_OK)
-        code = compute(f, l);
+        code = compute(f, l, n_groups);
     if (code == ERR_OK)
         code = f->ops->moe_sum(&(struct k_moe_sum){.rows = f->rows,
                                                    .weights = f->weights,

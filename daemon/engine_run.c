@@ -232,6 +232,8 @@ static void fill_step(struct engine_run *run)
 static void count_step(struct engine_run *run, uint64_t ns, bool prompt)
 {
     const uint32_t rows = run->forward->n_rows;
+    for (uint32_t layer = 0; layer < run->model->shape.n_layer; layer++)
+        run->count.expert_groups_total += run->forward->layer_groups[layer];
     run->count.steps_total++;
     run->count.rows_total += rows;
     run->count.step_us_last = ns / 1000;
