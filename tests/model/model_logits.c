@@ -150,11 +150,8 @@ static void count_routes(struct subject *s, const json_t *vector, const uint8_t 
     const uint32_t used = s->model->shape.n_expert_used;
     const uint8_t *routes = array_of(vector, "routes", data);
     const float *margin = array_of(vector, "route_margin", data);
-    uint32_t ids[MAX_TOKENS * 8];
     for (uint32_t l = 0; l < s->model->shape.n_layer; l++) {
-        f->ops->download(f->stream, ids,
-                         (struct k_span){f->ids.buffer, f->ids.offset + l * f->ids_stride},
-                         (size_t)n * used * sizeof(ids[0]));
+        const uint32_t *ids = engine_forward_routes(f, l);
         for (uint32_t i = 0; i < n; i++) {
             uint64_t ours = 0, theirs = 0;
             for (uint32_t r = 0; r < used; r++) {
