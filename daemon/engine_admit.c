@@ -197,13 +197,14 @@ static void describe(const struct engine_run *run, uint64_t now_ns,
     }
 }
 
-/* Pages for the slot's rows; younger sequences, at last the slot itself, give theirs. */
+/* Pages for the slot's rows; younger sequences, at last the slot itself, give theirs: never an older
+ * one, whose rows are chosen already. */
 static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
                          struct engine_sched_sequence *seen)
 {
     while (slot->rows > 0 &&
            !kv_sequence_grow(&slot->kv, &run->prefix, slot->kv.computed + slot->rows)) {
-        seen[slot - run->slots].holds_pages = slot->kv.n_pages > 0;
+        seen[slot - run->slots].holds_pages = true; /* it may be the youngest itself */
         const uint32_t victim = engine_sched_victim(seen, run->n_slots);
         struct engine_slot *from = victim == run->n_slots ? slot : &run->slots[victim];
         preempt(run, from);
