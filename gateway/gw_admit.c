@@ -11,7 +11,8 @@ void gw_admit_init(struct gw_admit *a, size_t max_waiting, uint32_t slots)
     list_init(&a->running);
 }
 
-enum gw_admit_result gw_admit_request(struct gw_admit *a, struct gw_admit_ticket *t, uint64_t now_ns)
+enum gw_admit_result gw_admit_request(struct gw_admit *a, struct gw_admit_ticket *t,
+                                      uint64_t now_ns)
 {
     size_t places = a->slots > a->n_running ? a->slots - a->n_running : 0;
     if (a->paused)

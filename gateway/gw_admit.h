@@ -39,7 +39,8 @@ enum gw_admit_result {
 
 void gw_admit_init(struct gw_admit *a, size_t max_waiting, uint32_t slots);
 /* Takes a place in the queue. max_waiting requests may wait beyond those that could run at once. */
-enum gw_admit_result gw_admit_request(struct gw_admit *a, struct gw_admit_ticket *t, uint64_t now_ns);
+enum gw_admit_result gw_admit_request(struct gw_admit *a, struct gw_admit_ticket *t,
+                                      uint64_t now_ns);
 /* The one to start next, or NULL; it stays in the queue until gw_admit_start. */
 struct gw_admit_ticket *gw_admit_next(const struct gw_admit *a, uint64_t now_ns);
 void gw_admit_start(struct gw_admit *a, struct gw_admit_ticket *t, uint64_t now_ns);

@@ -89,9 +89,9 @@ static bool parts_join(const struct place *at, const json_t *parts, json_t **ret
         ok = ok && part_append(at, part, i, &joined);
     }
     if (ok) {
-        *ret = buf_failed(&joined) ? NULL
-                                   : json_stringn(joined.size > 0 ? (const char *)joined.data : "",
-                                                  joined.size);
+        *ret = buf_failed(&joined)
+                   ? NULL
+                   : json_stringn(joined.size > 0 ? (const char *)joined.data : "", joined.size);
         ok = *ret || no_memory(at);
     }
     buf_done(&joined);
@@ -99,7 +99,8 @@ static bool parts_join(const struct place *at, const json_t *parts, json_t **ret
 }
 
 /* Gives *ret: a new reference to the content as one string; NULL where there is none (assistant only). */
-static bool content_parse(const struct place *at, const json_t *message, bool may_lack, json_t **ret)
+static bool content_parse(const struct place *at, const json_t *message, bool may_lack,
+                          json_t **ret)
 {
     json_t *content = json_object_get(message, "content");
     *ret = NULL;

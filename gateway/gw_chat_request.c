@@ -28,23 +28,39 @@ static bool prompt_parse(struct gw_chat_request_parser *p, const json_t *value);
 #define COMPLETION GW_CHAT_REQUEST_COMPLETION
 #define BOTH       (CHAT | COMPLETION)
 #define AT(member) offsetof(struct gw_chat_request, member)
-#define BOOL(name_, kinds_, member, absent_) \
-    {.name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_BOOL, .absent = absent_, .offset = AT(member)}
-#define INT(name_, kinds_, member, min_, max_, absent_)                        \
-    {.name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_INT, .min = min_, \
-     .max = max_,   .absent = absent_, .offset = AT(member)}
-#define NUMBER(name_, member, min_, max_, absent_)                               \
-    {.name = name_, .kinds = BOTH, .type = GW_CHAT_REQUEST_NUMBER, .min = min_, \
-     .max = max_,   .absent = absent_, .offset = AT(member)}
-#define STRING(name_, member, max_) \
-    {.name = name_, .kinds = BOTH, .type = GW_CHAT_REQUEST_STRING, .max = max_, .offset = AT(member)}
-#define CHOICE(name_, member, absent_, words_)                                      \
-    {.name = name_, .kinds = CHAT, .type = GW_CHAT_REQUEST_CHOICE, .absent = absent_, \
-     .offset = AT(member), .words = words_}
-#define SPECIAL(name_, kinds_, parse_) \
-    {.name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_SPECIAL, .parse = parse_}
-#define REFUSED(name_, kinds_, words_) \
-    {.name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_REFUSED, .words = words_}
+#define BOOL(name_, kinds_, member, absent_)                                             \
+    {                                                                                    \
+        .name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_BOOL, .absent = absent_, \
+        .offset = AT(member)                                                             \
+    }
+#define INT(name_, kinds_, member, min_, max_, absent_)                                        \
+    {                                                                                          \
+        .name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_INT, .min = min_, .max = max_, \
+        .absent = absent_, .offset = AT(member)                                                \
+    }
+#define NUMBER(name_, member, min_, max_, absent_)                                              \
+    {                                                                                           \
+        .name = name_, .kinds = BOTH, .type = GW_CHAT_REQUEST_NUMBER, .min = min_, .max = max_, \
+        .absent = absent_, .offset = AT(member)                                                 \
+    }
+#define STRING(name_, member, max_)                                                \
+    {                                                                              \
+        .name = name_, .kinds = BOTH, .type = GW_CHAT_REQUEST_STRING, .max = max_, \
+        .offset = AT(member)                                                       \
+    }
+#define CHOICE(name_, member, absent_, words_)                                           \
+    {                                                                                    \
+        .name = name_, .kinds = CHAT, .type = GW_CHAT_REQUEST_CHOICE, .absent = absent_, \
+        .offset = AT(member), .words = words_                                            \
+    }
+#define SPECIAL(name_, kinds_, parse_)                                                   \
+    {                                                                                    \
+        .name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_SPECIAL, .parse = parse_ \
+    }
+#define REFUSED(name_, kinds_, words_)                                                   \
+    {                                                                                    \
+        .name = name_, .kinds = kinds_, .type = GW_CHAT_REQUEST_REFUSED, .words = words_ \
+    }
 
 static const struct gw_chat_request_field fields[] = {
     STRING("model", model, 256),
@@ -59,10 +75,20 @@ static const struct gw_chat_request_field fields[] = {
     NUMBER("min_p", min_p, 0, 1, 0),
     NUMBER("presence_penalty", presence_penalty, -2, 2, 0),
     NUMBER("frequency_penalty", frequency_penalty, -2, 2, 0),
-    {.name = "repeat_penalty", .kinds = BOTH, .type = GW_CHAT_REQUEST_NUMBER, .open_min = true,
-     .max = 10, .absent = 1, .offset = AT(repeat_penalty)},
-    {.name = "repeat_last_n", .kinds = BOTH, .type = GW_CHAT_REQUEST_INT, .context_max = true,
-     .min = -1, .absent = 64, .offset = AT(repeat_last_n)},
+    {.name = "repeat_penalty",
+     .kinds = BOTH,
+     .type = GW_CHAT_REQUEST_NUMBER,
+     .open_min = true,
+     .max = 10,
+     .absent = 1,
+     .offset = AT(repeat_penalty)},
+    {.name = "repeat_last_n",
+     .kinds = BOTH,
+     .type = GW_CHAT_REQUEST_INT,
+     .context_max = true,
+     .min = -1,
+     .absent = 64,
+     .offset = AT(repeat_last_n)},
     INT("seed", BOTH, seed, -1, 9223372036854775807.0, -1),
     INT("n", BOTH, n, 1, GW_CHAT_REQUEST_MAX_N, 1),
     SPECIAL("stop", BOTH, stop_parse),
@@ -158,8 +184,7 @@ static struct gw_http_text word_at(const char *words, int i)
 
 const char *gw_chat_request_effort_name(int effort)
 {
-    static const char *const names[] = {"none", "minimal", "low", "medium",
-                                        "high", "xhigh",   "max"};
+    static const char *const names[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     return effort >= 0 && (size_t)effort < sizeof names / sizeof *names ? names[effort] : "none";
 }
 
@@ -208,8 +233,8 @@ static bool number_parse(struct gw_chat_request_parser *p, const struct gw_chat_
                          const char *name, const json_t *value, double *ret)
 {
     if (!json_is_number(value))
-        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name, "%s must be a number, not %s",
-                              name, gw_json_value_type(value));
+        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name,
+                              "%s must be a number, not %s", name, gw_json_value_type(value));
     *ret = json_number_value(value);
     return range_check(p, f, name, *ret, f->max);
 }
@@ -218,8 +243,8 @@ static bool string_parse(struct gw_chat_request_parser *p, const struct gw_chat_
                          const char *name, const json_t *value, char **ret)
 {
     if (!json_is_string(value))
-        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name, "%s must be a string, not %s",
-                              name, gw_json_value_type(value));
+        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name,
+                              "%s must be a string, not %s", name, gw_json_value_type(value));
     size_t n = json_string_length(value);
     if ((double)n > f->max)
         return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, name,
@@ -237,8 +262,8 @@ static bool choice_parse(struct gw_chat_request_parser *p, const struct gw_chat_
                          const char *name, const json_t *value, int *ret)
 {
     if (!json_is_string(value))
-        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name, "%s must be a string, not %s",
-                              name, gw_json_value_type(value));
+        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, name,
+                              "%s must be a string, not %s", name, gw_json_value_type(value));
     size_t n = json_string_length(value);
     for (int i = 0;; i++) {
         struct gw_http_text word = word_at(f->words, i);
@@ -256,17 +281,17 @@ static bool choice_parse(struct gw_chat_request_parser *p, const struct gw_chat_
 static bool is_neutral(const struct gw_chat_request_field *f, const json_t *value)
 {
     if (f->words[0] == '<')
-        return json_is_number(value) && (f->words[1] == '=' ? json_number_value(value) <= 0
-                                                            : json_number_value(value) < 0);
+        return json_is_number(value) &&
+               (f->words[1] == '=' ? json_number_value(value) <= 0 : json_number_value(value) < 0);
     for (int i = 0;; i++) {
         struct gw_http_text word = word_at(f->words, i);
         if (word.n == 0)
             return false;
         json_t *neutral = json_loadb(word.p, word.n, JSON_DECODE_ANY, NULL);
-        bool equal = json_is_number(neutral)
-                         ? json_is_number(value) &&
-                               json_number_value(neutral) == json_number_value(value)
-                         : json_equal(neutral, value);
+        bool equal =
+            json_is_number(neutral)
+                ? json_is_number(value) && json_number_value(neutral) == json_number_value(value)
+                : json_equal(neutral, value);
         json_decref(neutral);
         if (equal)
             return true;
@@ -281,7 +306,8 @@ static bool refused_parse(struct gw_chat_request_parser *p, const struct gw_chat
     return gw_refusal_set(p->refusal, GW_ERROR_UNSUPPORTED_PARAMETER, name,
                           "%s is not supported, and leaving it out of account would change the "
                           "answer; %s%s",
-                          name, f->words[0] != '\0' ? "accepted: absent, " : "leave it out", f->words);
+                          name, f->words[0] != '\0' ? "accepted: absent, " : "leave it out",
+                          f->words);
 }
 
 static bool field_parse(struct gw_chat_request_parser *p, const struct gw_chat_request_field *f,
@@ -325,8 +351,8 @@ static void field_default(struct gw_chat_request *q, const struct gw_chat_reques
 static bool stop_add(struct gw_chat_request_parser *p, const json_t *value, const char *param)
 {
     if (!json_is_string(value))
-        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, param, "%s must be a string, not %s",
-                              param, gw_json_value_type(value));
+        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, param,
+                              "%s must be a string, not %s", param, gw_json_value_type(value));
     size_t n = json_string_length(value);
     if (n == 0)
         return true;
@@ -334,7 +360,8 @@ static bool stop_add(struct gw_chat_request_parser *p, const json_t *value, cons
         return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, param,
                               "%s has %zu bytes; a stop string has at most 256", param, n);
     if (memchr(json_string_value(value), '\0', n))
-        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, param, "%s holds a U+0000", param);
+        return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, param, "%s holds a U+0000",
+                              param);
     char *text = alloc_text(ALLOC_REQUEST, json_string_value(value), n);
     if (!text)
         return gw_refusal_set(p->refusal, GW_ERROR_OVERLOADED, NULL, "no memory for the request");
@@ -355,8 +382,8 @@ static bool stop_parse(struct gw_chat_request_parser *p, const json_t *value)
                               gw_json_value_type(value));
     if (json_array_size(value) > GW_CHAT_REQUEST_MAX_STOPS)
         return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, "stop",
-                              "stop has %zu strings; at most %d are allowed", json_array_size(value),
-                              GW_CHAT_REQUEST_MAX_STOPS);
+                              "stop has %zu strings; at most %d are allowed",
+                              json_array_size(value), GW_CHAT_REQUEST_MAX_STOPS);
     json_array_foreach(value, i, one)
     {
         snprintf(param, sizeof param, "stop[%zu]", i);
@@ -382,8 +409,7 @@ static bool bias_add(struct gw_chat_request_parser *p, int64_t id, const json_t 
     if (!(bias >= -100 && bias <= 100))
         return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, param,
                               "%s is %.17g; a bias is -100 to 100", param, bias);
-    p->q->bias[p->q->n_bias++] =
-        (struct proto_bias){(uint32_t)id, never ? -INFINITY : (float)bias};
+    p->q->bias[p->q->n_bias++] = (struct proto_bias){(uint32_t)id, never ? -INFINITY : (float)bias};
     return true;
 }
 
@@ -457,7 +483,8 @@ static bool stream_options_parse(struct gw_chat_request_parser *p, const json_t 
 {
     if (!json_is_object(value))
         return gw_refusal_set(p->refusal, GW_ERROR_INVALID_TYPE, "stream_options",
-                              "stream_options must be an object, not %s", gw_json_value_type(value));
+                              "stream_options must be an object, not %s",
+                              gw_json_value_type(value));
     const json_t *usage = json_object_get(value, "include_usage");
     if (!usage || json_is_null(usage))
         return true;

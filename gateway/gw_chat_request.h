@@ -49,7 +49,7 @@ struct gw_chat_request_prompt {
 
 struct gw_chat_request {
     enum gw_chat_request_kind kind;
-    char *model; /* NULL: the loaded one */
+    char *model;      /* NULL: the loaded one */
     json_t *messages; /* checked and in the form that gw_template_render takes */
     struct gw_chat_request_prompt prompts[GW_CHAT_REQUEST_MAX_PROMPTS];
     unsigned n_prompts;
@@ -95,10 +95,10 @@ struct gw_chat_request_limits { /* of the model and the settings */
 
 enum gw_chat_request_type {
     GW_CHAT_REQUEST_BOOL,
-    GW_CHAT_REQUEST_INT,    /* min..max */
-    GW_CHAT_REQUEST_NUMBER, /* min..max */
-    GW_CHAT_REQUEST_STRING, /* at most max bytes */
-    GW_CHAT_REQUEST_CHOICE, /* a word of `words` */
+    GW_CHAT_REQUEST_INT,     /* min..max */
+    GW_CHAT_REQUEST_NUMBER,  /* min..max */
+    GW_CHAT_REQUEST_STRING,  /* at most max bytes */
+    GW_CHAT_REQUEST_CHOICE,  /* a word of `words` */
     GW_CHAT_REQUEST_SPECIAL, /* a function of its own */
     GW_CHAT_REQUEST_REFUSED, /* only the values of `words`: JSON texts, separated by a space; or "<=0", "<0" */
 };

@@ -59,8 +59,8 @@ struct gw_request *gw_request_new(struct gw_chat_request *ask, struct gw_request
     q->choices = choices;
     q->n_choices = n * n_prompts;
     q->seed = seed_make(q->ask.seed);
-    q->lp_stride = sizeof(struct gw_request_lp) +
-                   (size_t)q->ask.top_logprobs * sizeof(struct proto_top);
+    q->lp_stride =
+        sizeof(struct gw_request_lp) + (size_t)q->ask.top_logprobs * sizeof(struct proto_top);
     id_make(q->id);
     ends_set(q, tokenizer);
     list_init(&q->listeners);
@@ -224,7 +224,8 @@ static bool prompt_tokens_keep(struct gw_request_choice *c, const struct proto_t
     return true;
 }
 
-bool gw_request_on_tokens(struct gw_request_choice *c, const struct proto_tokens *m, uint64_t now_ns)
+bool gw_request_on_tokens(struct gw_request_choice *c, const struct proto_tokens *m,
+                          uint64_t now_ns)
 {
     if ((m->tokens[0].flags & PROTO_TOKEN_PROMPT) != 0)
         return prompt_tokens_keep(c, m);
@@ -241,6 +242,7 @@ bool gw_request_on_tokens(struct gw_request_choice *c, const struct proto_tokens
     if (c->first_ns == 0)
         c->first_ns = now_ns;
     c->last_ns = now_ns;
+    c->busy_since_ns = 0;
     return true;
 }
 

@@ -54,6 +54,7 @@ struct gw_request_choice {
     uint64_t run_id; /* while RUNNING */
     struct gw_resume resume;
     uint64_t not_before_ns; /* WAITING: the worker was busy, ask again then */
+    uint64_t busy_since_ns; /* it has been busy since then; 0: it is not */
     struct gw_refusal failure;
 
     uint32_t *ids; /* [n_ids] the answer so far */
@@ -62,10 +63,10 @@ struct gw_request_choice {
     uint8_t *prompt_lps; /* [n_prompt_lps] records of the prompt's tokens */
     uint32_t n_prompt_lps;
 
-    enum proto_finish finish; /* DONE */
-    bool stopped;             /* DONE, by a stop string that the view found */
-    struct proto_usage usage; /* sums over all runs; prompt and generated are not used */
-    bool cached_known;        /* `usage.cached` is that of the first run */
+    enum proto_finish finish;            /* DONE */
+    bool stopped;                        /* DONE, by a stop string that the view found */
+    struct proto_usage usage;            /* sums over all runs; prompt and generated are not used */
+    bool cached_known;                   /* `usage.cached` is that of the first run */
     uint64_t sent_ns, first_ns, last_ns; /* first run sent; first and last token */
 };
 
@@ -83,7 +84,6 @@ struct gw_request {
     char client_id[129];          /* x-request-id */
     int64_t created_s;
     uint64_t arrived_ns, started_ns; /* started: the first choice was sent; 0: not yet */
-    uint64_t waits_since_ns;         /* when it last began to wait for a worker */
     uint64_t seed;                   /* of choice 0 */
     uint32_t arithmetic;             /* of the worker that began it; 0: none yet */
     uint32_t end_ids[PROTO_MAX_END];

@@ -344,8 +344,7 @@ bool gw_upstream_ask_status(struct gw_upstream *u)
 static void on_connect(uv_connect_t *request, int status)
 {
     struct gw_upstream *u = request->data;
-    struct proto_hello hello = {.version = PROTO_VERSION,
-                                .client = proto_text_of("islet-gateway")};
+    struct proto_hello hello = {.version = PROTO_VERSION, .client = proto_text_of("islet-gateway")};
     if (u->state != LINK_CONNECTING)
         return;
     if (status < 0) {
