@@ -1,0 +1,218 @@
+/* Slots and pages under pressure, through the whole engine: far more work than the pool holds. What
+ * ends must be what it would be alone, and everything must end. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "alloc.h"
+#include "engine_rig.h"
+#include "rng.h"
+
+enum {
+    JOBS = 16,
+    PAGE_BYTES = 131072, /* of tinymoe: 4 layers, 2 heads of 64, f16 */
+    MAX_PROMPT = 330,
+    MAX_ANSWER = 90
+};
+
+struct job {
+    uint32_t prompt[MAX_PROMPT];
+    struct proto_run run;
+    uint32_t expected[MAX_ANSWER], n_expected;
+};
+
+struct world {
+    struct engine_rig rig;
+    struct job jobs[JOBS];
+    uint32_t n_rolls;
+};
+
+static uint32_t roll(struct world *w, uint32_t sides)
+{
+    return (uint32_t)((rng_draw(4711, w->n_rolls++) >> 32) * sides >> 32);
+}
+
+static void start(struct world *w, uint32_t pages, uint32_t chunk, uint32_t sequences)
+{
+    struct engine_config config = engine_rig_config(ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf");
+    config.kv_budget = (uint64_t)pages * PAGE_BYTES;
+    config.prefill_chunk = chunk;
+    config.max_sequences = sequences;
+    engine_rig_start(&w->rig, &config);
+    assert_int_equal(engine_rig_wait_loaded(&w->rig), PROTO_SERVING);
+}
+
+/* Prompts of a few beginnings, long and short answers, greedy and sampled. */
+static void write_jobs(struct world *w)
+{
+    for (uint32_t i = 0; i < JOBS; i++) {
+        struct job *j = &w->jobs[i];
+        const uint32_t n = 5 + roll(w, MAX_PROMPT - 5), story = roll(w, 3), fork = roll(w, n);
+        for (uint32_t t = 0; t < n; t++)
+            j->prompt[t] = 300 + (t < fork ? story * 1000 + t * 7 % 900 : roll(w, 3000));
+        j->run = engine_rig_run(j->prompt, n);
+        j->run.max_new = 1 + roll(w, MAX_ANSWER - 1);
+        j->run.temperature = i % 2 == 0 ? 0.0f : 1.1f;
+        j->run.seed = i;
+        j->run.presence = i % 4 == 1 ? 0.5f : 0.0f;
+        j->run.flags = i % 5 == 2 ? PROTO_RUN_NO_CACHE : 0;
+        j->run.priority = (int8_t)((int)roll(w, 5) - 2);
+    }
+}
+
+static void answer_alone(struct world *w)
+{
+    start(w, 1024, 512, 32);
+    for (uint32_t i = 0; i < JOBS; i++) {
+        const uint32_t at = engine_rig_submit(&w->rig, &w->jobs[i].run);
+        engine_rig_finish(&w->rig);
+        const struct engine_rig_answer *a = &w->rig.answers[at];
+        assert_false(a->failed);
+        w->jobs[i].n_expected = a->n_tokens;
+        for (uint32_t t = 0; t < a->n_tokens; t++)
+            w->jobs[i].expected[t] = a->tokens[t].id;
+    }
+    engine_rig_stop(&w->rig);
+}
+
+static void check(const struct job *j, const struct engine_rig_answer *a)
+{
+    assert_false(a->failed);
+    if (a->done.finish == PROTO_FINISH_CANCELLED)
+        assert_true(a->n_tokens <= j->n_expected);
+    else
+        assert_int_equal(a->n_tokens, j->n_expected);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        assert_int_equal(a->tokens[t].id, j->expected[t]);
+}
+
+static uint64_t pages_in_use(struct world *w)
+{
+    struct engine_snapshot *s = alloc_zero(ALLOC_MISC, 1, sizeof(*s));
+    assert_non_null(s);
+    engine_get_snapshot(w->rig.engine, s);
+    assert_true(s->status.kv_pages_used + s->status.kv_pages_cached <= s->status.kv_pages_total);
+    const uint64_t used = s->status.kv_pages_used;
+    alloc_free(s);
+    return used;
+}
+
+/* The snapshot follows the last event by moments. */
+static void wait_for_no_pages(struct world *w)
+{
+    const uint64_t beat = engine_heartbeat(w->rig.engine);
+    while (pages_in_use(w) != 0)
+        assert_true(engine_heartbeat(w->rig.engine) < beat + 10);
+}
+
+static int prepare(void **state)
+{
+    struct world *w = alloc_zero(ALLOC_MISC, 1, sizeof(*w));
+    if (w == NULL)
+        return -1;
+    write_jobs(w);
+    answer_alone(w);
+    *state = w;
+    return 0;
+}
+
+static int finish(void **state)
+{
+    alloc_free(*state);
+    return 0;
+}
+
+static void test_engine_admit_few_pages_preempts_and_gives_the_same(void **state)
+{
+    struct world *w = *state;
+    static const struct {
+        uint32_t pages, chunk, sequences;
+    } tight[] = {{8, 512, 32}, {8, 7, 4}, {9, 64, 3}};
+    uint64_t preempted = 0;
+    for (size_t k = 0; k < sizeof(tight) / sizeof(tight[0]); k++) {
+        start(w, tight[k].pages, tight[k].chunk, tight[k].sequences);
+        for (uint32_t i = 0; i < JOBS; i++)
+            engine_rig_submit(&w->rig, &w->jobs[i].run);
+        engine_rig_finish(&w->rig);
+        for (uint32_t i = 0; i < JOBS; i++) {
+            check(&w->jobs[i], &w->rig.answers[i]);
+            assert_int_not_equal(w->rig.answers[i].done.finish, PROTO_FINISH_CANCELLED);
+            preempted += w->rig.answers[i].done.usage.preempted;
+        }
+        wait_for_no_pages(w);
+        engine_rig_stop(&w->rig);
+    }
+    assert_true(preempted > 10); /* else the pools were not tight */
+}
+
+static void test_engine_admit_the_oldest_is_never_preempted(void **state)
+{
+    struct world *w = *state;
+    start(w, 8, 64, 8);
+    for (uint32_t i = 0; i < JOBS; i++)
+        engine_rig_submit(&w->rig, &w->jobs[i].run);
+    engine_rig_finish(&w->rig);
+    assert_int_equal(w->rig.answers[0].done.usage.preempted, 0);
+    engine_rig_stop(&w->rig);
+}
+
+static void test_engine_admit_cancelled_at_random_leaves_nothing(void **state)
+{
+    struct world *w = *state;
+    unsigned cancelled = 0, whole = 0;
+    start(w, 10, 33, 6);
+    for (uint32_t round = 0; round < 4; round++) {
+        for (uint32_t i = 0; i < JOBS; i++)
+            engine_rig_submit(&w->rig, &w->jobs[i].run);
+        for (uint32_t i = 0; i < JOBS / 2; i++) {
+            engine_rig_cancel(&w->rig, roll(w, JOBS));
+            for (uint32_t turns = roll(w, 6); turns > 0 && !w->rig.answers[0].ended; turns--)
+                engine_rig_pump(&w->rig);
+        }
+        engine_rig_finish(&w->rig);
+        for (uint32_t i = 0; i < JOBS; i++) {
+            check(&w->jobs[i], &w->rig.answers[i]);
+            const bool gone = w->rig.answers[i].done.finish == PROTO_FINISH_CANCELLED;
+            cancelled += gone;
+            whole += !gone;
+        }
+        wait_for_no_pages(w);
+        engine_rig_forget(&w->rig);
+    }
+    assert_true(cancelled > 8 && whole > 8);
+    engine_rig_stop(&w->rig);
+}
+
+static void test_engine_admit_equal_prompts_are_computed_once(void **state)
+{
+    struct world *w = *state;
+    uint32_t prompt[320];
+    uint64_t cached = 0;
+    for (uint32_t i = 0; i < 320; i++)
+        prompt[i] = 1000 + i;
+    struct proto_run run = engine_rig_run(prompt, 320);
+    run.max_new = 2;
+    start(w, 200, 64, 8);
+    for (uint32_t i = 0; i < 4; i++)
+        engine_rig_submit(&w->rig, &run);
+    engine_rig_finish(&w->rig);
+    for (uint32_t i = 0; i < 4; i++)
+        cached += w->rig.answers[i].done.usage.cached;
+    assert_true(cached >= 3 * 256); /* all but the page with the last token */
+    engine_rig_stop(&w->rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_engine_admit_few_pages_preempts_and_gives_the_same),
+        cmocka_unit_test(test_engine_admit_the_oldest_is_never_preempted),
+        cmocka_unit_test(test_engine_admit_cancelled_at_random_leaves_nothing),
+        cmocka_unit_test(test_engine_admit_equal_prompts_are_computed_once),
+    };
+    return cmocka_run_group_tests(tests, prepare, finish);
+}
