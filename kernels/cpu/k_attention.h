@@ -12,6 +12,7 @@
 #include "k_float.h"
 #include "k_format.h"
 #include "k_ref.h"
+#include "k_stream.h"
 
 #define K_ATTENTION_INLINE static inline __attribute__((always_inline))
 
@@ -94,6 +95,7 @@ K_ATTENTION_INLINE bool k_attention_weigh(float *s, uint32_t n, struct k_attenti
     const __m256i inf = _mm256_set1_epi32(0x7f800000), magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256 v[8], visible[8], top = _mm256_set1_ps(s[0]);
     __m256i wrong = _mm256_setzero_si256();
+    K_STREAM_UNROLL
     for (int i = 0; i < 8; i++) {
         v[i] = _mm256_loadu_ps(s + 8 * i);
         visible[i] =
@@ -107,16 +109,19 @@ K_ATTENTION_INLINE bool k_attention_weigh(float *s, uint32_t n, struct k_attenti
     const bool fault = !_mm256_testz_si256(wrong, wrong);
     float tops[8], m = s[0];
     _mm256_storeu_ps(tops, top);
+    K_STREAM_UNROLL
     for (int i = 0; i < 8; i++)
         m = tops[i] > m ? tops[i] : m;
     float a[32];
     const __m256 vm = _mm256_set1_ps(m);
+    K_STREAM_UNROLL
     for (int i = 0; i < 8; i++) {
         v[i] = _mm256_and_ps(k_avx2_exp(_mm256_sub_ps(v[i], vm)), visible[i]);
         if (fault)
             v[i] = _mm256_setzero_ps();
         _mm256_storeu_ps(s + 8 * i, v[i]);
     }
+    K_STREAM_UNROLL
     for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(a + 8 * i, _mm256_add_ps(v[i], v[i + 4]));
     ret->m = fault ? 0.0f : m;

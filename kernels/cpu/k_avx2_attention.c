@@ -22,23 +22,29 @@ K_ATTENTION_INLINE void scores32(const float *q, const int H, uint32_t dim, cons
                                  float scale, float *s)
 {
     __m256 acc[2][4];
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            acc[h][i] = _mm256_setzero_ps();
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        acc[h][i] = _mm256_setzero_ps();
     for (uint32_t d = 0; d < dim; d++) {
         __m256 k[4];
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             k[i] = half8(keys + (size_t)d * K_PAGE + 8 * i);
+        K_STREAM_UNROLL
         for (int h = 0; h < H; h++) {
             const __m256 x = _mm256_set1_ps(q[(uint32_t)h * dim + d]);
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 acc[h][i] = _mm256_fmadd_ps(x, k[i], acc[h][i]);
         }
     }
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_ps(s + h * K_PAGE + 8 * i,
-                             _mm256_mul_ps(acc[h][i], _mm256_set1_ps(scale)));
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(s + h * K_PAGE + 8 * i, _mm256_mul_ps(acc[h][i], _mm256_set1_ps(scale)));
 }
 
 static void scores_f16(const float *q, uint32_t n_heads, uint32_t dim,
@@ -59,22 +65,29 @@ K_ATTENTION_INLINE void values32(const float *e, const int H, uint32_t dim, cons
                                  uint32_t n, float *o, size_t stride)
 {
     __m256 acc[2][4];
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            acc[h][i] = _mm256_setzero_ps();
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        acc[h][i] = _mm256_setzero_ps();
     for (uint32_t j = 0; j < n; j++) {
         __m256 v[4];
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             v[i] = half8(values + (size_t)j * dim + 8 * i);
+        K_STREAM_UNROLL
         for (int h = 0; h < H; h++) {
             const __m256 x = _mm256_set1_ps(e[h * K_PAGE + (int)j]);
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 acc[h][i] = _mm256_fmadd_ps(x, v[i], acc[h][i]);
         }
     }
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_ps(o + (size_t)h * stride + 8 * i, acc[h][i]);
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(o + (size_t)h * stride + 8 * i, acc[h][i]);
 }
 
 static void values_f16(const float *e, uint32_t n_heads, uint32_t dim,
@@ -95,6 +108,7 @@ K_ATTENTION_INLINE void dot32(const int8_t *q, const int8_t *keys, __m256i ret[4
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[4];
+    K_STREAM_UNROLL
     for (int i = 0; i < 4; i++)
         acc[i] = _mm256_setzero_si256();
     for (int d = 0; d < 32; d += 4) {
@@ -102,6 +116,7 @@ K_ATTENTION_INLINE void dot32(const int8_t *q, const int8_t *keys, __m256i ret[4
         memcpy(&four, q + d, 4);
         const __m256i x = _mm256_set1_epi32(four), size = _mm256_abs_epi8(x);
         __m256i k[4], v[4];
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             k[i] = _mm256_loadu_si256((const __m256i *)(const void *)(keys + (d + i) * K_PAGE));
         const __m256i low01 = _mm256_unpacklo_epi8(k[0], k[1]);
@@ -112,6 +127,7 @@ K_ATTENTION_INLINE void dot32(const int8_t *q, const int8_t *keys, __m256i ret[4
         v[1] = _mm256_unpackhi_epi16(low01, low23);
         v[2] = _mm256_unpacklo_epi16(high01, high23);
         v[3] = _mm256_unpackhi_epi16(high01, high23);
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             acc[i] = _mm256_add_epi32(
                 acc[i],
@@ -134,17 +150,20 @@ static void scores_q8(const float *q, uint32_t n_heads, uint32_t dim,
             K_FORM_Q32, (uint8_t *)(uintptr_t)q + h * k_format_act_bytes(K_FORM_Q32, dim), dim);
         for (uint32_t first = 0; first < n; first += 32) {
             __m256 acc[4];
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 acc[i] = _mm256_setzero_ps();
             for (uint32_t b = 0; b < dim / 32; b++) {
                 __m256i dot[4];
                 dot32(x.q + 32 * b, keys + (size_t)32 * b * K_PAGE + first, dot);
+                K_STREAM_UNROLL
                 for (int i = 0; i < 4; i++) {
                     const __m256 dk = half8(page->key_scales + (size_t)b * K_PAGE + first + 8 * i);
                     acc[i] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_set1_ps(x.dx[b]), dk),
                                              _mm256_cvtepi32_ps(dot[i]), acc[i]);
                 }
             }
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 _mm256_storeu_ps(s + h * K_PAGE + first + 8 * i,
                                  _mm256_mul_ps(acc[i], _mm256_set1_ps(scale)));
@@ -159,12 +178,14 @@ static void values_q8(const float *e, uint32_t n_heads, uint32_t dim,
     for (uint32_t h = 0; h < n_heads; h++)
         for (uint32_t d = 0; d < dim; d += 32) {
             __m256 acc[4];
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 acc[i] = _mm256_setzero_ps();
             for (uint32_t j = 0; j < n; j++) {
                 const float dv =
                     k_float_of_f16(page->value_scales[(size_t)j * (dim / 32) + d / 32]);
                 const __m256 x = _mm256_set1_ps(e[h * K_PAGE + j] * dv);
+                K_STREAM_UNROLL
                 for (int i = 0; i < 4; i++) {
                     const __m128i v = _mm_loadl_epi64(
                         (const __m128i *)(const void *)(values + (size_t)j * dim + d + 8 * i));
@@ -172,6 +193,7 @@ static void values_q8(const float *e, uint32_t n_heads, uint32_t dim,
                         _mm256_fmadd_ps(x, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), acc[i]);
                 }
             }
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 _mm256_storeu_ps(o + h * stride + d + 8 * i, acc[i]);
         }

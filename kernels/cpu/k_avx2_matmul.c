@@ -14,9 +14,10 @@ K_STREAM_INLINE void dot_mins(enum k_format format, const uint8_t *block, const 
 {
     __m256i w[8], acc = _mm256_setzero_si256();
     k_avx2_unpack256(format, block, w);
-    const __m128i both = k_stream_scale_min(block + 4); /* after d and dmin */
+    const __m128i both = k_stream_scale_min(block);
     const __m128i scales = _mm_cvtepu8_epi16(both);
     const __m256i twice = _mm256_inserti128_si256(_mm256_castsi128_si256(scales), scales, 1);
+    K_STREAM_UNROLL
     for (int j = 0; j < 8; j++) {
         const __m256i scale =
             _mm256_shuffle_epi8(twice, _mm256_set1_epi16((short)(2 * j + 256 * (2 * j + 1))));
@@ -39,6 +40,7 @@ K_STREAM_INLINE void dot_q6_k(const uint8_t *block, const struct k_act_row *x, u
         _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)b->scales));
     const __m256i low = _mm256_permute4x64_epi64(scales, 0x44);  /* scales 0..7 in both halves */
     const __m256i high = _mm256_permute4x64_epi64(scales, 0xee); /* 8..15 */
+    K_STREAM_UNROLL
     for (int j = 0; j < 8; j++) { /* scales 2j and 2j + 1, each for 16 weights */
         const int first = 4 * (j % 4);
         const __m256i index = _mm256_inserti128_si256(
@@ -89,13 +91,15 @@ K_STREAM_INLINE __m256 load_float(enum k_format format, const uint8_t *w, uint32
 K_STREAM_INLINE float dot_float(enum k_format format, const uint8_t *w, const float *x, uint32_t n)
 {
     __m256 a[4];
+    K_STREAM_UNROLL
     for (int l = 0; l < 4; l++)
         a[l] = _mm256_setzero_ps();
     uint32_t i = 0;
     for (; i + 32 <= n; i += 32)
-        for (uint32_t l = 0; l < 4; l++)
-            a[l] = _mm256_fmadd_ps(load_float(format, w, i + 8 * l), _mm256_loadu_ps(x + i + 8 * l),
-                                   a[l]);
+        K_STREAM_UNROLL
+    for (uint32_t l = 0; l < 4; l++)
+        a[l] =
+            _mm256_fmadd_ps(load_float(format, w, i + 8 * l), _mm256_loadu_ps(x + i + 8 * l), a[l]);
     if (i == n)
         return tree32(a);
     float lanes[32];

@@ -27,16 +27,19 @@ _Static_assert(sizeof(struct panel) <= K_CPU_WORK_BYTES, "the panel lies in the 
 K_STREAM_INLINE void transpose8(const __m256i in[8], __m256i out[8])
 {
     __m256i a[8], b[8];
+    K_STREAM_UNROLL
     for (int i = 0; i < 8; i += 2) {
         a[i] = _mm256_unpacklo_epi32(in[i], in[i + 1]);
         a[i + 1] = _mm256_unpackhi_epi32(in[i], in[i + 1]);
     }
+    K_STREAM_UNROLL
     for (int i = 0; i < 8; i += 4) {
         b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
         b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
         b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+    K_STREAM_UNROLL
     for (int k = 0; k < 4; k++) {
         out[k] = _mm256_permute2x128_si256(b[k], b[4 + k], 0x20);
         out[k + 4] = _mm256_permute2x128_si256(b[k], b[4 + k], 0x31);
@@ -66,7 +69,7 @@ K_STREAM_INLINE void fill_scales(enum k_format format, const uint8_t *const bloc
         const struct k_format_q6_k *q6 = (const void *)block[o];
         const __m128i scales = format == K_Q6_K
                                    ? _mm_loadu_si128((const __m128i *)(const void *)q6->scales)
-                                   : k_stream_scale_min(block[o] + 4);
+                                   : k_stream_scale_min(block[o]);
         _mm_store_si128((__m128i *)(void *)bytes[o], scales);
         d[o] = k_stream_scales(format, block[o]);
     }
@@ -74,8 +77,10 @@ K_STREAM_INLINE void fill_scales(enum k_format format, const uint8_t *const bloc
     p->d[0] = k_stream_f16(_mm256_and_si256(both, _mm256_set1_epi32(0xffff)));
     p->dmin = k_stream_f16(_mm256_srli_epi32(both, 16));
     __m256i value[16]; /* scales, then mins (Q4_K, Q5_K) */
+    K_STREAM_UNROLL
     for (int j = 0; j < 4; j++) {
         const __m256i c = column(bytes, j);
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++) {
             const __m256i top = _mm256_slli_epi32(c, 24 - 8 * i);
             value[4 * j + i] =
@@ -83,8 +88,10 @@ K_STREAM_INLINE void fill_scales(enum k_format format, const uint8_t *const bloc
         }
     }
     const int subs = format == K_Q6_K ? 16 : 8;
+    K_STREAM_UNROLL
     for (int j = 0; j < subs; j++)
         p->scale[j] = pairs(value[j], value[j]);
+    K_STREAM_UNROLL
     for (int j = 0; j < subs / 2; j++)
         p->pair[j] = format == K_Q6_K ? pairs(value[2 * j], value[2 * j + 1])
                                       : pairs(value[8 + 2 * j], value[9 + 2 * j]);
@@ -97,6 +104,7 @@ K_STREAM_INLINE void fill256(enum k_format format, const uint8_t *const block[LA
     for (int o = 0; o < LANES; o++) {
         __m256i w[8];
         k_avx2_unpack256(format, block[o], w);
+        K_STREAM_UNROLL
         for (int part = 0; part < 8; part++)
             rows[part][o] = w[part];
     }
@@ -119,6 +127,7 @@ K_STREAM_INLINE void fill32(enum k_format format, const uint8_t *const block[LAN
             d[o] = k_stream_scales(format, one);
         }
         transpose8(rows, p->w + 8 * b);
+        K_STREAM_UNROLL
         for (int i = 0; i < 8; i++)
             p->size[8 * b + (uint32_t)i] = _mm256_abs_epi8(p->w[8 * b + (uint32_t)i]);
         p->d[b] = k_stream_f16(k_avx2_load(d));
@@ -147,24 +156,30 @@ K_STREAM_INLINE void run256(enum k_format format, struct panel *p, uint32_t firs
     const int subs = format == K_Q6_K ? 16 : 8, steps = 64 / subs;
     const int run = format == K_Q4_K ? 8 : format == K_Q5_K ? 4 : 2;
     __m256i s[4], m[4];
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         s[r] = m[r] = _mm256_setzero_si256();
     for (int i = 0; i < 64; i += run) {
         __m256i dot[4];
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             dot[r] = _mm256_setzero_si256();
+        K_STREAM_UNROLL
         for (int k = i; k < i + run; k++)
-            for (int r = 0; r < R; r++) {
-                const __m256i x =
-                    four_inputs(p->x[first + (uint32_t)r].q + 256 * (size_t)b + 4 * k);
-                dot[r] = _mm256_add_epi16(dot[r], _mm256_maddubs_epi16(p->w[k], x));
-            }
+            K_STREAM_UNROLL
+        for (int r = 0; r < R; r++) {
+            const __m256i x = four_inputs(p->x[first + (uint32_t)r].q + 256 * (size_t)b + 4 * k);
+            dot[r] = _mm256_add_epi16(dot[r], _mm256_maddubs_epi16(p->w[k], x));
+        }
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             s[r] = _mm256_add_epi32(s[r], _mm256_madd_epi16(dot[r], p->scale[i / steps]));
     }
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++) {
         const struct k_act_row *x = &p->x[first + (uint32_t)r];
         const int16_t *sums = format == K_Q6_K ? x->sum16 + 16 * (size_t)b : x->sum + 8 * (size_t)b;
+        K_STREAM_UNROLL
         for (int j = 0; j < subs / 2; j++)
             m[r] = _mm256_add_epi32(m[r], _mm256_madd_epi16(p->pair[j], two_sums(sums + 2 * j)));
         __m256 t;
@@ -185,25 +200,31 @@ K_STREAM_INLINE void run32(struct panel *p, uint32_t first, const int R, uint32_
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256 acc[4];
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         acc[r] = p->acc[first + (uint32_t)r];
     for (uint32_t j = 0; j < n; j++) {
         __m256i dot[4];
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             dot[r] = _mm256_setzero_si256();
+        K_STREAM_UNROLL
         for (uint32_t i = 8 * j; i < 8 * j + 8; i++)
-            for (int r = 0; r < R; r++) {
-                const __m256i x =
-                    four_inputs(p->x[first + (uint32_t)r].q + 32 * (size_t)b + 4 * (size_t)i);
-                const __m256i two = _mm256_maddubs_epi16(p->size[i], _mm256_sign_epi8(x, p->w[i]));
-                dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(two, ones));
-            }
+            K_STREAM_UNROLL
+        for (int r = 0; r < R; r++) {
+            const __m256i x =
+                four_inputs(p->x[first + (uint32_t)r].q + 32 * (size_t)b + 4 * (size_t)i);
+            const __m256i two = _mm256_maddubs_epi16(p->size[i], _mm256_sign_epi8(x, p->w[i]));
+            dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(two, ones));
+        }
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++) {
             const __m256 t = _mm256_mul_ps(p->d[j], _mm256_cvtepi32_ps(dot[r]));
             acc[r] =
                 _mm256_fmadd_ps(_mm256_set1_ps(p->x[first + (uint32_t)r].dx[b + j]), t, acc[r]);
         }
     }
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         p->acc[first + (uint32_t)r] = acc[r];
 }

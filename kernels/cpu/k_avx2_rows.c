@@ -27,6 +27,7 @@ K_STREAM_INLINE uint32_t largest(const float *x, int n)
 K_STREAM_INLINE void round32(const float *x, __m256 inv, int8_t *q, __m256i ret_sums[2])
 {
     __m256i v[4];
+    K_STREAM_UNROLL
     for (int i = 0; i < 4; i++)
         v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inv));
     ret_sums[0] = _mm256_add_epi32(v[0], v[1]);
@@ -90,6 +91,7 @@ static bool quantise256(const float *x, uint32_t n, void *ret)
             continue;
         }
         __m256i lanes[16];
+        K_STREAM_UNROLL
         for (int j = 0; j < 8; j++)
             round32(x + 32 * j, _mm256_set1_ps(inv), q + 32 * j, lanes + 2 * j);
         const __m256i low = k_stream_tree(lanes), high = k_stream_tree(lanes + 8);
@@ -106,14 +108,16 @@ static void norm(const float *x, const float *weight, float *y, uint32_t n, floa
 {
     float lanes[32];
     __m256 a[4];
+    K_STREAM_UNROLL
     for (int l = 0; l < 4; l++)
         a[l] = _mm256_setzero_ps();
     uint32_t i = 0;
     for (; i + 32 <= n; i += 32)
-        for (uint32_t l = 0; l < 4; l++) {
-            const __m256 v = _mm256_loadu_ps(x + i + 8 * l);
-            a[l] = _mm256_fmadd_ps(v, v, a[l]);
-        }
+        K_STREAM_UNROLL
+    for (uint32_t l = 0; l < 4; l++) {
+        const __m256 v = _mm256_loadu_ps(x + i + 8 * l);
+        a[l] = _mm256_fmadd_ps(v, v, a[l]);
+    }
     memcpy(lanes, a, sizeof lanes);
     for (uint32_t l = 0; i + l < n; l++)
         lanes[l] = k_float_fma(x[i + l], x[i + l], lanes[l]);

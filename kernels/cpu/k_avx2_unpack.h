@@ -16,6 +16,7 @@ K_STREAM_INLINE __m256i k_avx2_load(const void *p)
 K_STREAM_INLINE void k_avx2_nibbles(const uint8_t *q, __m256i w[8])
 {
     const __m256i mask = _mm256_set1_epi8(15);
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++) {
         const __m256i bytes = k_avx2_load(q + 32 * p);
         w[2 * p] = _mm256_and_si256(bytes, mask);
@@ -28,6 +29,7 @@ K_STREAM_INLINE void k_avx2_unpack_q5_k(const uint8_t *block, __m256i w[8])
     const struct k_format_q5_k *b = (const void *)block;
     k_avx2_nibbles(b->q, w);
     const __m256i high = k_avx2_load(b->high), bit = _mm256_set1_epi8(16);
+    K_STREAM_UNROLL
     for (int j = 0; j < 8; j++) {
         const __m256i moved =
             j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
@@ -39,6 +41,7 @@ K_STREAM_INLINE void k_avx2_unpack_q6_k(const uint8_t *block, __m256i w[8])
 {
     const struct k_format_q6_k *b = (const void *)block;
     const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(0x30);
+    K_STREAM_UNROLL
     for (int half = 0; half < 2; half++) {
         const __m256i low0 = k_avx2_load(b->low + 64 * half);
         const __m256i low1 = k_avx2_load(b->low + 64 * half + 32);

@@ -15,23 +15,29 @@ K_ATTENTION_INLINE void scores64(const float *q, const int H, uint32_t dim, cons
                                  float scale, float *s)
 {
     __m512 acc[4][4];
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            acc[h][i] = _mm512_setzero_ps();
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        acc[h][i] = _mm512_setzero_ps();
     for (uint32_t d = 0; d < dim; d++) {
         __m512 k[4];
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             k[i] = half16(keys + (size_t)d * K_PAGE + 16 * i);
+        K_STREAM_UNROLL
         for (int h = 0; h < H; h++) {
             const __m512 x = _mm512_set1_ps(q[(uint32_t)h * dim + d]);
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 acc[h][i] = _mm512_fmadd_ps(x, k[i], acc[h][i]);
         }
     }
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < 4; i++)
-            _mm512_storeu_ps(s + h * K_PAGE + 16 * i,
-                             _mm512_mul_ps(acc[h][i], _mm512_set1_ps(scale)));
+        K_STREAM_UNROLL
+    for (int i = 0; i < 4; i++)
+        _mm512_storeu_ps(s + h * K_PAGE + 16 * i, _mm512_mul_ps(acc[h][i], _mm512_set1_ps(scale)));
 }
 
 static void scores(const float *q, uint32_t n_heads, uint32_t dim,
@@ -50,22 +56,29 @@ K_ATTENTION_INLINE void weighted(const float *e, const int H, const int N, uint3
                                  const uint16_t *values, uint32_t n, float *o, size_t stride)
 {
     __m512 acc[4][4];
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < N; i++)
-            acc[h][i] = _mm512_setzero_ps();
+        K_STREAM_UNROLL
+    for (int i = 0; i < N; i++)
+        acc[h][i] = _mm512_setzero_ps();
     for (uint32_t j = 0; j < n; j++) {
         __m512 v[4];
+        K_STREAM_UNROLL
         for (int i = 0; i < N; i++)
             v[i] = half16(values + (size_t)j * dim + 16 * i);
+        K_STREAM_UNROLL
         for (int h = 0; h < H; h++) {
             const __m512 x = _mm512_set1_ps(e[h * K_PAGE + (int)j]);
+            K_STREAM_UNROLL
             for (int i = 0; i < N; i++)
                 acc[h][i] = _mm512_fmadd_ps(x, v[i], acc[h][i]);
         }
     }
+    K_STREAM_UNROLL
     for (int h = 0; h < H; h++)
-        for (int i = 0; i < N; i++)
-            _mm512_storeu_ps(o + (size_t)h * stride + 16 * i, acc[h][i]);
+        K_STREAM_UNROLL
+    for (int i = 0; i < N; i++)
+        _mm512_storeu_ps(o + (size_t)h * stride + 16 * i, acc[h][i]);
 }
 
 static void values(const float *e, uint32_t n_heads, uint32_t dim,

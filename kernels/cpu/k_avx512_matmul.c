@@ -19,6 +19,7 @@ K_STREAM_INLINE __m256i halves(__m512i v)
 K_STREAM_INLINE __m256i scaled_dot(const __m512i w[4], const __m512i scale[4], const int8_t *q)
 {
     __m512i acc = _mm512_setzero_si512();
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++) {
         const __m512i x = _mm512_loadu_si512(q + 64 * p);
         const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[p], x);
@@ -32,8 +33,9 @@ K_STREAM_INLINE void dot_mins(enum k_format format, const uint8_t *block, const 
 {
     __m512i w[4], scale[4];
     k_avx512_unpack256(format, block, w);
-    const __m128i both = k_stream_scale_min(block + 4); /* after d and dmin */
+    const __m128i both = k_stream_scale_min(block);
     const __m512i wide = _mm512_castsi256_si512(_mm256_cvtepu8_epi32(both));
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++)
         scale[p] = _mm512_permutexvar_epi32(
             k_avx512_join(_mm256_set1_epi32(2 * p), _mm256_set1_epi32(2 * p + 1)), wide);
@@ -50,6 +52,7 @@ K_STREAM_INLINE void dot_q6_k(const uint8_t *block, const struct k_act_row *x, u
     const struct k_format_q6_k *b = (const void *)block;
     const __m128i scales = _mm_loadu_si128((const __m128i *)(const void *)b->scales);
     const __m512i wide = _mm512_and_si512(_mm512_cvtepi8_epi32(scales), _mm512_set1_epi32(0xffff));
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++)
         scale[p] = _mm512_permutexvar_epi32(
             _mm512_add_epi32(_mm512_set1_epi32(4 * p),

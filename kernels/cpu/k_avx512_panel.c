@@ -26,10 +26,12 @@ _Static_assert(sizeof(struct panel) <= K_CPU_WORK_BYTES, "the panel lies in the 
 K_STREAM_INLINE void transpose16(const __m512i in[16], __m512i out[16])
 {
     __m512i a[16], b[16];
+    K_STREAM_UNROLL
     for (int i = 0; i < 16; i += 2) {
         a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
     }
+    K_STREAM_UNROLL
     for (int i = 0; i < 16; i += 4) {
         b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
         b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
@@ -37,6 +39,7 @@ K_STREAM_INLINE void transpose16(const __m512i in[16], __m512i out[16])
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
     /* b[4 * g + k]: dwords k, k + 4, k + 8, k + 12 (one 128-bit part each) of outputs 4g .. 4g + 3. */
+    K_STREAM_UNROLL
     for (int k = 0; k < 4; k++) {
         const __m512i low01 = _mm512_shuffle_i32x4(b[k], b[4 + k], 0x44);
         const __m512i high01 = _mm512_shuffle_i32x4(b[k], b[4 + k], 0xee);
@@ -73,19 +76,22 @@ K_STREAM_INLINE void fill_scales(enum k_format format, const uint8_t *const bloc
         const struct k_format_q6_k *q6 = (const void *)block[o];
         const __m128i scales = format == K_Q6_K
                                    ? _mm_loadu_si128((const __m128i *)(const void *)q6->scales)
-                                   : k_stream_scale_min(block[o] + 4);
+                                   : k_stream_scale_min(block[o]);
         _mm_store_si128((__m128i *)(void *)bytes[o], scales);
         d[o] = k_stream_scales(format, block[o]);
     }
     const __m512i both = _mm512_load_si512(d);
     p->d[0] = f16_lanes(both);
     if (format == K_Q6_K) {
+        K_STREAM_UNROLL
         for (int j = 0; j < 4; j++) {
             const __m512i c = column(bytes, j);
+            K_STREAM_UNROLL
             for (int i = 0; i < 4; i++)
                 p->scale[4 * j + i] =
                     _mm512_srai_epi32(_mm512_sllv_epi32(c, _mm512_set1_epi32(24 - 8 * i)), 24);
         }
+        K_STREAM_UNROLL
         for (int j = 0; j < 8; j++)
             p->pair[j] = _mm512_mask_blend_epi16(0xaaaaaaaau, p->scale[2 * j],
                                                  _mm512_slli_epi32(p->scale[2 * j + 1], 16));
@@ -95,6 +101,7 @@ K_STREAM_INLINE void fill_scales(enum k_format format, const uint8_t *const bloc
     const __m512i byte = _mm512_set1_epi32(255);
     for (int j = 0; j < 2; j++) {
         const __m512i c = column(bytes, j), m = column(bytes, 2 + j);
+        K_STREAM_UNROLL
         for (int i = 0; i < 4; i++)
             p->scale[4 * j + i] =
                 _mm512_and_si512(_mm512_srlv_epi32(c, _mm512_set1_epi32(8 * i)), byte);
@@ -116,6 +123,7 @@ K_STREAM_INLINE void fill256(enum k_format format, const uint8_t *const block[LA
     for (int o = 0; o < LANES; o++) {
         __m512i w[4];
         k_avx512_unpack256(format, block[o], w);
+        K_STREAM_UNROLL
         for (int part = 0; part < 4; part++)
             rows[part][o] = w[part];
     }
@@ -166,23 +174,30 @@ K_STREAM_INLINE void run256(enum k_format format, struct panel *p, uint32_t firs
 {
     const int subs = format == K_Q6_K ? 16 : 8, steps = 64 / subs;
     __m512i s[4], m[4];
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         s[r] = m[r] = _mm512_setzero_si512();
     for (int j = 0; j < subs; j++) {
         __m512i dot[4];
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             dot[r] = _mm512_setzero_si512();
+        K_STREAM_UNROLL
         for (int i = j * steps; i < (j + 1) * steps; i++)
-            for (int r = 0; r < R; r++)
-                dot[r] = _mm512_dpbusd_epi32(
-                    dot[r], p->w[i],
-                    four_inputs(p->x[first + (uint32_t)r].q + 256 * (size_t)b + 4 * i));
+            K_STREAM_UNROLL
+        for (int r = 0; r < R; r++)
+            dot[r] = _mm512_dpbusd_epi32(
+                dot[r], p->w[i],
+                four_inputs(p->x[first + (uint32_t)r].q + 256 * (size_t)b + 4 * i));
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             s[r] = _mm512_add_epi32(s[r], _mm512_mullo_epi32(dot[r], p->scale[j]));
     }
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++) {
         const struct k_act_row *x = &p->x[first + (uint32_t)r];
         const int16_t *sums = format == K_Q6_K ? x->sum16 + 16 * (size_t)b : x->sum + 8 * (size_t)b;
+        K_STREAM_UNROLL
         for (int j = 0; j < subs / 2; j++)
             m[r] = _mm512_dpwssd_epi32(m[r], p->pair[j], two_sums(sums + 2 * j));
         __m512 t;
@@ -203,23 +218,29 @@ K_STREAM_INLINE void run32(enum k_format format, struct panel *p, uint32_t first
 {
     const int32_t offset = format == K_Q8_0 ? -128 : -8;
     __m512 acc[4];
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         acc[r] = p->acc[first + (uint32_t)r];
     for (uint32_t j = 0; j < n; j++) {
         __m512i dot[4];
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++)
             dot[r] = _mm512_set1_epi32(offset * p->x[first + (uint32_t)r].sum[b + j]);
+        K_STREAM_UNROLL
         for (int i = 0; i < 8; i++)
-            for (int r = 0; r < R; r++)
-                dot[r] = _mm512_dpbusd_epi32(
-                    dot[r], p->w[8 * j + (uint32_t)i],
-                    four_inputs(p->x[first + (uint32_t)r].q + 32 * (size_t)(b + j) + 4 * i));
+            K_STREAM_UNROLL
+        for (int r = 0; r < R; r++)
+            dot[r] = _mm512_dpbusd_epi32(
+                dot[r], p->w[8 * j + (uint32_t)i],
+                four_inputs(p->x[first + (uint32_t)r].q + 32 * (size_t)(b + j) + 4 * i));
+        K_STREAM_UNROLL
         for (int r = 0; r < R; r++) {
             const __m512 t = _mm512_mul_ps(p->d[j], _mm512_cvtepi32_ps(dot[r]));
             acc[r] =
                 _mm512_fmadd_ps(_mm512_set1_ps(p->x[first + (uint32_t)r].dx[b + j]), t, acc[r]);
         }
     }
+    K_STREAM_UNROLL
     for (int r = 0; r < R; r++)
         p->acc[first + (uint32_t)r] = acc[r];
 }

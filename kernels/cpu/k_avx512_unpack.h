@@ -16,6 +16,7 @@ K_STREAM_INLINE __m512i k_avx512_join(__m256i low, __m256i high)
 K_STREAM_INLINE void k_avx512_nibbles(const uint8_t *q, __m512i w[4])
 {
     const __m256i mask = _mm256_set1_epi8(15);
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++) {
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(q + 32 * p));
         w[p] = k_avx512_join(_mm256_and_si256(bytes, mask),
@@ -29,6 +30,7 @@ K_STREAM_INLINE void k_avx512_unpack_q5_k(const uint8_t *block, __m512i w[4])
     k_avx512_nibbles(b->q, w);
     const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)b->high);
     const __m512i high = k_avx512_join(bits, bits);
+    K_STREAM_UNROLL
     for (int p = 0; p < 4; p++) {
         const __m512i select = k_avx512_join(_mm256_set1_epi8((char)(1 << (2 * p))),
                                              _mm256_set1_epi8((char)(2 << (2 * p))));
@@ -40,6 +42,7 @@ K_STREAM_INLINE void k_avx512_unpack_q5_k(const uint8_t *block, __m512i w[4])
 K_STREAM_INLINE void k_avx512_unpack_q6_k(const uint8_t *block, __m512i w[4])
 {
     const struct k_format_q6_k *b = (const void *)block;
+    K_STREAM_UNROLL
     for (int half = 0; half < 2; half++) {
         const __m512i low = _mm512_loadu_si512(b->low + 64 * half);
         const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)(b->high + 32 * half));

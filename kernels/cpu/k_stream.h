@@ -15,6 +15,12 @@
 #include "k_format.h"
 
 #define K_STREAM_INLINE static inline __attribute__((always_inline))
+/* Before a loop of constant length whose arrays are meant to live in registers. */
+#if defined(__clang__)
+#define K_STREAM_UNROLL _Pragma("unroll")
+#else
+#define K_STREAM_UNROLL _Pragma("GCC unroll 64")
+#endif
 
 enum {
     K_STREAM_LANES = 8,
@@ -77,15 +83,19 @@ K_STREAM_INLINE uint32_t k_stream_scales(enum k_format format, const uint8_t *bl
     return both;
 }
 
-/* Eight six-bit scales, then eight six-bit mins, as bytes (Q4_K, Q5_K). */
-K_STREAM_INLINE __m128i k_stream_scale_min(const uint8_t *scales)
+/* Eight six-bit scales, then eight six-bit mins, as bytes (Q4_K, Q5_K; k_format_scale_min has the packing). `block`
+ * begins with d and dmin. */
+K_STREAM_INLINE __m128i k_stream_scale_min(const uint8_t *block)
 {
-    uint32_t part[3];
-    memcpy(part, scales, 12);
-    const uint32_t m1 = 0x3f3f3f3fu, m2 = 0x0f0f0f0fu, m3 = 0x03030303u;
-    const uint32_t s0 = part[0] & m1, s1 = (part[2] & m2) | (((part[0] >> 6) & m3) << 4);
-    const uint32_t n0 = part[1] & m1, n1 = ((part[2] >> 4) & m2) | (((part[1] >> 6) & m3) << 4);
-    return _mm_set_epi32((int)n1, (int)n0, (int)s1, (int)s0);
+    const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)block);
+    const __m128i own = _mm_shuffle_epi32(v, 0xa5);  /* dwords 1 1 2 2: scales, mins */
+    const __m128i rest = _mm_shuffle_epi32(v, 0xff); /* dword 3: low bits of the later ones */
+    const __m128i high =
+        _mm_and_si128(_mm_srlv_epi32(own, _mm_setr_epi32(0, 2, 0, 2)),
+                      _mm_setr_epi32(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030));
+    const __m128i low = _mm_and_si128(_mm_srlv_epi32(rest, _mm_setr_epi32(0, 0, 0, 4)),
+                                      _mm_setr_epi32(0, 0x0f0f0f0f, 0, 0x0f0f0f0f));
+    return _mm_or_si128(high, low);
 }
 
 K_STREAM_INLINE __m256 k_stream_f16(__m256i bits)
@@ -94,14 +104,22 @@ K_STREAM_INLINE __m256 k_stream_f16(__m256i bits)
     return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 }
 
-/* t of eight blocks (A5) from their S, M and scales. */
-K_STREAM_INLINE __m256 k_stream_term(enum k_format format, __m256i s, __m256i m, __m256i scales)
+/* t of eight blocks (A5) from their S, M and scales. The scales come as words, not by memory: eight small stores and
+ * one wide load would wait for each other. */
+K_STREAM_INLINE __m256 k_stream_term(enum k_format format, __m256i s, __m256i m,
+                                     const int32_t d[K_STREAM_LANES])
 {
-    const __m256 d = k_stream_f16(_mm256_and_si256(scales, _mm256_set1_epi32(0xffff)));
-    if (!k_stream_has_mins(format))
-        return _mm256_mul_ps(d, _mm256_cvtepi32_ps(s));
-    const __m256 dmin = k_stream_f16(_mm256_srli_epi32(scales, 16));
-    return _mm256_fmsub_ps(d, _mm256_cvtepi32_ps(s), _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(m)));
+    const __m128i first = _mm_setr_epi32(d[0], d[1], d[2], d[3]);
+    const __m128i second = _mm_setr_epi32(d[4], d[5], d[6], d[7]);
+    if (!k_stream_has_mins(format)) {
+        const __m256 scale = _mm256_cvtph_ps(_mm_packus_epi32(first, second));
+        return _mm256_mul_ps(scale, _mm256_cvtepi32_ps(s));
+    }
+    const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m128i low = _mm_shuffle_epi8(first, apart), high = _mm_shuffle_epi8(second, apart);
+    const __m256 scale = _mm256_cvtph_ps(_mm_unpacklo_epi64(low, high));
+    const __m256 min = _mm256_cvtph_ps(_mm_unpackhi_epi64(low, high));
+    return _mm256_fmsub_ps(scale, _mm256_cvtepi32_ps(s), _mm256_mul_ps(min, _mm256_cvtepi32_ps(m)));
 }
 
 /* acc = fma(dx[b], t[b], acc) for each output; eight outputs at a time hide the latency (A6). */
@@ -112,11 +130,13 @@ static inline void k_stream_fold(const float *t, uint32_t n_blocks, const float 
         const uint32_t n = n_out - o < K_STREAM_LANES ? n_out - o : K_STREAM_LANES;
         const float *row[K_STREAM_LANES];
         float acc[K_STREAM_LANES] = {0};
+        K_STREAM_UNROLL
         for (uint32_t i = 0; i < K_STREAM_LANES; i++)
             row[i] = t + (size_t)(o + (i < n ? i : n - 1)) * n_blocks;
         for (uint32_t b = 0; b < n_blocks; b++)
-            for (uint32_t i = 0; i < K_STREAM_LANES; i++)
-                acc[i] = k_float_fma(dx[b], row[i][b], acc[i]);
+            K_STREAM_UNROLL
+        for (uint32_t i = 0; i < K_STREAM_LANES; i++)
+            acc[i] = k_float_fma(dx[b], row[i][b], acc[i]);
         memcpy(y + o, acc, n * sizeof(float));
     }
 }
@@ -125,31 +145,38 @@ static inline void k_stream_fold(const float *t, uint32_t n_blocks, const float 
 typedef void k_stream_block_fn(enum k_format format, const uint8_t *block,
                                const struct k_act_row *x, uint32_t xb, __m256i *s, __m128i *m);
 
-/* Terms of n consecutive blocks, of whatever outputs they are. */
-K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot, const uint8_t *w,
-                                    uint32_t n, uint32_t n_blocks, const struct k_act_row *x,
-                                    float *t)
+/* Terms of n consecutive blocks, of whatever outputs they are. `even`: n and n_blocks are multiples of 8, so that eight
+ * blocks belong to one output and every address is known. */
+K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot, const bool even,
+                                    const uint8_t *w, uint32_t n, uint32_t n_blocks,
+                                    const struct k_act_row *x, float *t)
 {
     const uint32_t bytes = k_stream_bytes(format);
+    const uint8_t *block = w;
     uint32_t xb = 0;
     for (uint32_t i = 0; i < n; i += K_STREAM_LANES) {
         __m256i s[K_STREAM_LANES], mins = _mm256_setzero_si256();
         __m128i m[K_STREAM_LANES];
-        uint32_t d[K_STREAM_LANES];
+        int32_t d[K_STREAM_LANES];
         for (uint32_t at = 0; at < K_STREAM_LANES * bytes; at += 64)
-            _mm_prefetch((const char *)w + (size_t)i * bytes + at + K_STREAM_AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)block + at + K_STREAM_AHEAD, _MM_HINT_T0);
+        K_STREAM_UNROLL
         for (uint32_t l = 0; l < K_STREAM_LANES; l++) {
-            /* Past the end the last block is computed again; t has room for it. */
-            const uint8_t *block = w + (size_t)(i + l < n ? i + l : n - 1) * bytes;
             dot(format, block, x, xb, &s[l], &m[l]);
-            d[l] = k_stream_scales(format, block);
-            xb = xb + 1 == n_blocks ? 0 : xb + 1;
+            d[l] = (int32_t)k_stream_scales(format, block);
+            if (even) {
+                block += bytes;
+                xb++;
+            } else { /* past the end the last block is computed again; t has room for it */
+                block += i + l + 1 < n ? bytes : 0;
+                xb = xb + 1 == n_blocks ? 0 : xb + 1;
+            }
         }
+        if (even)
+            xb = xb == n_blocks ? 0 : xb;
         if (k_stream_has_mins(format))
             mins = k_stream_tree128(m);
-        _mm256_storeu_ps(t + i,
-                         k_stream_term(format, k_stream_tree(s), mins,
-                                       _mm256_loadu_si256((const __m256i *)(const void *)d)));
+        _mm256_storeu_ps(t + i, k_stream_term(format, k_stream_tree(s), mins, d));
     }
 }
 
@@ -163,7 +190,10 @@ K_STREAM_INLINE void k_stream_row(enum k_format format, k_stream_block_fn *dot, 
     const uint32_t fits = K_STREAM_T / n_blocks, tile = fits < 64 ? fits : 64;
     for (uint32_t o = 0; o < n_out; o += tile) {
         const uint32_t n = n_out - o < tile ? n_out - o : tile;
-        k_stream_terms(format, dot, w + stride * o, n * n_blocks, n_blocks, &row, t);
+        if (n_blocks % K_STREAM_LANES == 0)
+            k_stream_terms(format, dot, true, w + stride * o, n * n_blocks, n_blocks, &row, t);
+        else
+            k_stream_terms(format, dot, false, w + stride * o, n * n_blocks, n_blocks, &row, t);
         k_stream_fold(t, n_blocks, row.dx, n, y + o);
     }
 }
