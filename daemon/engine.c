@@ -48,10 +48,12 @@ struct engine {
 
 /* ---- facts and snapshot ---- */
 
+/* SERVING becomes DRAINING when that was asked for, however late. */
 static void set_state(struct engine *g, enum proto_state state, const char *reason)
 {
     pthread_mutex_lock(&g->lock);
-    g->facts.state = state;
+    const bool drains = state == PROTO_SERVING && atomic_load(&g->drain);
+    g->facts.state = drains ? PROTO_DRAINING : state;
     snprintf(g->facts.reason, sizeof(g->facts.reason), "%s", reason);
     pthread_mutex_unlock(&g->lock);
     engine_mail_send_state(&g->mail);
@@ -262,12 +264,15 @@ static void load_model(struct engine *g)
     set_state(g, PROTO_LOADING, "");
     if (load(g, &e) == ERR_OK) {
         on_progress(g, 100);
-        set_state(g, atomic_load(&g->drain) ? PROTO_DRAINING : PROTO_SERVING, "");
+        set_state(g, PROTO_SERVING, "");
         log_info("engine", "serving",
                  "model=%s context=%u kv_pages=%u weights_bytes=%llu backend=%s threads=%u",
                  g->model->shape.name, g->run.n_ctx, g->run.pages.n,
                  (unsigned long long)g->model->weights_bytes, k_ops(g->device)->name,
                  k_threads(g->device));
+        if (g->run.n_ctx < g->config.context)
+            log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
+                     g->run.n_ctx, g->config.context, g->model->shape.n_ctx_train, g->run.pages.n);
         return;
     }
     unload(g);
@@ -394,7 +399,7 @@ void engine_load_again(struct engine *g)
 void engine_drain(struct engine *g)
 {
     atomic_store(&g->drain, true);
-    if (state_of(g) == PROTO_SERVING)
+    if (state_of(g) == PROTO_SERVING) /* else when the model is loaded */
         set_state(g, PROTO_DRAINING, "");
 }
 

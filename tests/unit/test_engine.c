@@ -14,6 +14,7 @@
 #include "engine_rig.h"
 #include "fault.h"
 #include "gguf_file.h"
+#include "kernels.h"
 
 #define TINY   ISLET_TEST_DIR "/models/tinymoe-q8_0.gguf"
 #define RANDOM ISLET_TEST_DIR "/models/random/qwen3moe-f32.gguf"
@@ -245,6 +246,33 @@ static void test_engine_answer_that_fills_the_context_says_so(void **state)
     assert_int_equal(rig.answers[2].error.code, ERR_ARGUMENT);
     assert_non_null(strstr(rig.answers[2].error.text, "64"));
     engine_rig_stop(&rig);
+}
+
+static void test_engine_eight_bit_pages_give_the_same_whatever_the_chunk(void **state)
+{
+    (void)state;
+    uint32_t ids[170];
+    struct proto_token first[32];
+    make_prompt(ids, 170, 21);
+    static const uint32_t chunks[] = {512, 9};
+    for (int c = 0; c < 2; c++) {
+        struct engine_config config = engine_rig_config(RANDOM);
+        config.kv_type = K_KV_Q8_0;
+        config.prefill_chunk = chunks[c];
+        engine_rig_start(&rig, &config);
+        struct proto_run run = engine_rig_run(ids, 170);
+        run.flags = PROTO_RUN_LOGPROBS;
+        engine_rig_submit(&rig, &run);
+        engine_rig_finish(&rig);
+        engine_rig_submit(&rig, &run);
+        engine_rig_finish(&rig);
+        assert_int_equal(rig.answers[1].done.usage.cached, 169);
+        if (c == 0)
+            memcpy(first, rig.answers[0].tokens, sizeof(first));
+        for (int k = 0; k < 2; k++)
+            assert_memory_equal(rig.answers[k].tokens, first, sizeof(first));
+        engine_rig_stop(&rig);
+    }
 }
 
 /* ---- ends ---- */
@@ -535,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_engine_complete_answer_resumed_ends_at_once),
         cmocka_unit_test(test_engine_prompt_logprobs_come_for_every_prompt_token),
         cmocka_unit_test(test_engine_answer_that_fills_the_context_says_so),
+        cmocka_unit_test(test_engine_eight_bit_pages_give_the_same_whatever_the_chunk),
         cmocka_unit_test(test_engine_cancel_ends_waiting_and_running),
         cmocka_unit_test(test_engine_wrong_requests_are_refused_with_reason),
         cmocka_unit_test(test_engine_all_tokens_forbidden_is_an_argument_error),
