@@ -309,6 +309,78 @@ static void test_engine_cancel_ends_waiting_and_running(void **state)
     engine_rig_stop(&rig);
 }
 
+/* Prompts with common beginnings, answers long enough to run out of pages, and some cancelled. */
+static struct proto_run random_life_run(uint32_t *ids, uint32_t kind)
+{
+    const uint32_t n = 20 + kind * 13;
+    make_prompt(ids, n, 50 + kind % 3);
+    struct proto_run run = engine_rig_run(ids, n);
+    run.max_new = 30 + kind * 11;
+    run.temperature = kind % 2 == 0 ? 0.0f : 0.9f;
+    run.seed = kind;
+    run.flags = PROTO_RUN_LOGPROBS;
+    if (kind == 7)
+        run.flags |= PROTO_RUN_PROMPT_LOGPROBS;
+    run.priority = (int8_t)(kind % 3);
+    return run;
+}
+
+static void test_engine_random_life_in_few_pages_changes_no_bit(void **state)
+{
+    (void)state;
+    enum {
+        KINDS = 10,
+        MOST = 150
+    };
+    static struct proto_token expected[KINDS][MOST];
+    uint32_t ids[256], n_expected[KINDS], x = 1;
+    struct engine_config config = engine_rig_config(RANDOM);
+    config.context = 256;
+    engine_rig_start(&rig, &config);
+    for (uint32_t k = 0; k < KINDS; k++) {
+        const struct proto_run run = random_life_run(ids, k);
+        engine_rig_submit(&rig, &run);
+        engine_rig_finish(&rig);
+        n_expected[k] = rig.answers[k].n_tokens;
+        memcpy(expected[k], rig.answers[k].tokens, n_expected[k] * sizeof(expected[k][0]));
+    }
+    wait_idle();
+    config.kv_budget = 7 * snapshot()->status.kv_page_bytes;
+    engine_rig_stop(&rig);
+    config.max_sequences = 6;
+    config.prefill_chunk = 48;
+    engine_rig_start(&rig, &config);
+    for (uint32_t i = 0; i < ENGINE_RIG_MAX; i++) {
+        x = x * 1664525 + 1013904223;
+        const struct proto_run run = random_life_run(ids, (x >> 16) % KINDS);
+        const uint32_t k = engine_rig_submit(&rig, &run);
+        assert_false(rig.answers[k].failed);
+        if (i % 8 == 7)
+            engine_rig_cancel(&rig, (x >> 8) % (i + 1));
+        if (i % 5 == 4)
+            engine_rig_pump(&rig);
+    }
+    engine_rig_finish(&rig);
+    x = 1;
+    for (uint32_t i = 0; i < ENGINE_RIG_MAX; i++) {
+        x = x * 1664525 + 1013904223;
+        const uint32_t kind = (x >> 16) % KINDS;
+        const struct engine_rig_answer *a = &rig.answers[i];
+        assert_false(a->failed);
+        if (a->done.finish != PROTO_FINISH_CANCELLED)
+            assert_int_equal(a->n_tokens, n_expected[kind]);
+        assert_memory_equal(a->tokens, expected[kind], a->n_tokens * sizeof(a->tokens[0]));
+    }
+    wait_idle();
+    const struct proto_status *s = &snapshot()->status;
+    assert_true(s->preemptions_total > 0);
+    assert_true(s->requests_cancelled_total > 0);
+    assert_int_equal(s->kv_pages_used, 0);
+    assert_int_equal(s->requests_done_total, ENGINE_RIG_MAX);
+    assert_int_equal(s->requests_failed_total, 0);
+    engine_rig_stop(&rig);
+}
+
 static void test_engine_wrong_requests_are_refused_with_reason(void **state)
 {
     (void)state;
@@ -565,6 +637,7 @@ int main(void)
         cmocka_unit_test(test_engine_answer_that_fills_the_context_says_so),
         cmocka_unit_test(test_engine_eight_bit_pages_give_the_same_whatever_the_chunk),
         cmocka_unit_test(test_engine_cancel_ends_waiting_and_running),
+        cmocka_unit_test(test_engine_random_life_in_few_pages_changes_no_bit),
         cmocka_unit_test(test_engine_wrong_requests_are_refused_with_reason),
         cmocka_unit_test(test_engine_all_tokens_forbidden_is_an_argument_error),
         cmocka_unit_test(test_engine_draining_finishes_what_runs_and_refuses_more),
