@@ -175,9 +175,10 @@ void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status)
     struct gw_exchange *x = c->x;
     uint64_t took_ms = (now(c) - gw_exchange_head_ns(x)) / 1000000u;
     unsigned minor = gw_exchange_request(x)->minor;
-    enum log_level level = status >= 500 || how == GW_CONN_END_BREAK        ? LOG_LEVEL_WARN
-                           : gw_exchange_request(x)->method == GW_HTTP_POST ? LOG_LEVEL_INFO
-                                                                            : LOG_LEVEL_DEBUG;
+    bool post = gw_exchange_request(x)->method == GW_HTTP_POST; /* probes would fill the log */
+    enum log_level level = how == GW_CONN_END_BREAK || (post && status >= 500) ? LOG_LEVEL_WARN
+                           : post                                              ? LOG_LEVEL_INFO
+                                                                               : LOG_LEVEL_DEBUG;
     struct gw_http_text retry = gw_http_field(gw_exchange_request(x), "x-stainless-retry-count");
     log_event(level, "http", how == GW_CONN_END_BREAK ? "broken" : "answered",
               "request=%s route=%s status=%u ms=%" PRIu64 " retry=%.*s", gw_exchange_id(x),

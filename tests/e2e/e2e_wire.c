@@ -452,10 +452,109 @@ static void test_e2e_wire_key_cases_and_reload(void **state)
     assert_true(spawn_stop(&s));
 }
 
+/* ---- a client that leaves ---------------------------------------------------------------------------------------- */
+
+enum leave {
+    LEAVE_CLOSE,
+    LEAVE_HALF,
+    LEAVE_RESET,
+    LEAVE_N
+};
+
+static void leave(int fd, enum leave how)
+{
+    struct linger now = {.l_onoff = 1};
+    if (how == LEAVE_RESET)
+        assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now), 0);
+    if (how == LEAVE_HALF)
+        assert_int_equal(shutdown(fd, SHUT_WR), 0);
+    else
+        close(fd);
+}
+
+/* A number of /status, by its JSON key. */
+static unsigned long figure(struct spawn *s, const char *key)
+{
+    static const char request[] = "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    char word[64];
+    snprintf(word, sizeof word, "\"%s\":", key);
+    assert_int_equal(ask(s, request, sizeof request - 1), 200);
+    const char *at = strstr(answer, word);
+    assert_non_null(at);
+    return strtoul(at + strlen(word), NULL, 10);
+}
+
+static void wait_figure(struct spawn *s, const char *key, unsigned long value)
+{
+    unsigned tries = 0;
+    for (unsigned long now; (now = figure(s, key)) != value; tries++) {
+        if (tries >= 1000)
+            fail_msg("%s stays %lu instead of %lu", key, now, value);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* Begins an answer of about 2,000 tokens, or with a long prompt one that is read for a while first. */
+static int begin_long(struct spawn *s, bool stream, bool long_prompt)
+{
+    struct buf body = BUF_INIT(1 << 20), b = BUF_INIT(1 << 20);
+    buf_text(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    for (unsigned i = 0; long_prompt && i < 1500; i++)
+        buf_text(&body, i % 7 == 0 ? "x " : "is ");
+    buf_format(&body, "hi\"}],\"ignore_eos\":true,\"cache_prompt\":false,\"stream\":%s}",
+               stream ? "true" : "false");
+    buf_format(&b, HEAD("/v1/chat/completions", "Content-Length: %zu\r\n"), body.size);
+    buf_append(&b, body.data, body.size);
+    int fd = open_tcp(s);
+    put(fd, b.data, b.size);
+    buf_done(&body);
+    buf_done(&b);
+    return fd;
+}
+
+static void check_leaving(struct spawn *s, enum leave how, bool stream)
+{
+    unsigned long cancelled = figure(s, "cancelled_total");
+    int decoding = begin_long(s, stream, false);
+    wait_figure(s, "running", 1);
+    int queued = begin_long(s, stream, false);
+    wait_figure(s, "queued", 1);
+    leave(queued, how);
+    wait_figure(s, "queued", 0);
+    assert_int_equal(figure(s, "running"), 1); /* the other one is not disturbed */
+    leave(decoding, how);
+    wait_figure(s, "running", 0);
+    int prefilling = begin_long(s, stream, true);
+    wait_figure(s, "running", 1);
+    leave(prefilling, how);
+    wait_figure(s, "running", 0);
+    wait_figure(s, "sequences_running", 0);
+    wait_figure(s, "cancelled_total", cancelled + 3);
+    if (how == LEAVE_HALF) { /* the server closes its side */
+        assert_true(recv(queued, answer, 1, 0) <= 0 || stream);
+        close(queued);
+        close(decoding);
+        close(prefilling);
+    }
+}
+
+static void test_e2e_wire_client_gone_cancels_in_queue_prefill_and_decode(void **state)
+{
+    struct spawn s;
+    static const char *const sets[] = {"batch.max_sequences=1", "batch.prefill_chunk=8", NULL};
+    (void)state;
+    assert_true(spawn_start(&s, ISLET_TEST_DIR "/models/tinymoe-q8_0.gguf", sets));
+    for (unsigned how = 0; how < LEAVE_N; how++)
+        for (unsigned stream = 0; stream < 2; stream++)
+            check_leaving(&s, (enum leave)how, stream);
+    assert_true(spawn_stop(&s));
+}
+
 static int set_up(void **state)
 {
     static struct spawn s;
-    static const char *const sets[] = {"server.cors=app://*", "server.hosts=a", NULL};
+    static const char *const sets[] = {"server.cors=app://*", "server.hosts=a", "model.alias=a/b:q",
+                                       NULL};
     *state = &s;
     return spawn_start(&s, ISLET_TEST_DIR "/models/tinymoe-q8_0.gguf", sets) ? 0 : -1;
 }
@@ -477,6 +576,7 @@ int main(void)
         cmocka_unit_test(test_e2e_wire_600_connections_are_512_served_and_the_rest_503),
         cmocka_unit_test(test_e2e_wire_mutated_requests_end_in_a_status_or_a_close),
         cmocka_unit_test(test_e2e_wire_key_cases_and_reload),
+        cmocka_unit_test(test_e2e_wire_client_gone_cancels_in_queue_prefill_and_decode),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
