@@ -26,6 +26,8 @@ enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret
         return err_set(e, ERR_UNSUPPORTED,
                        "compute.cpu_level = %s: this processor lacks %s; it has %s", names[level],
                        k_cpu_needs(level), k_levels_available());
+    if (threads > K_MAX_THREADS)
+        return err_set(e, ERR_ARGUMENT, "compute.threads = %u: at most %d", threads, K_MAX_THREADS);
     if (!k_pool_float_mode_is_exact())
         return err_set(e, ERR_UNSUPPORTED,
                        "the floating-point mode flushes denormals or does not round to nearest; "

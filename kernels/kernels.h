@@ -59,6 +59,13 @@ void k_dequantise(enum k_format format, const void *blocks, float *out, size_t n
 /* A3: a non-finite scale or value among n elements? Returns the index of the first bad block, or -1. */
 int64_t k_find_invalid(enum k_format format, const void *blocks, uint64_t n);
 
+/* Limits of every backend; the daemon checks a model against them. */
+enum {
+    K_MAX_INPUTS = 65536,
+    K_MAX_EXPERTS = 4096,
+    K_MAX_THREADS = 256
+};
+
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
 struct k_device; /* a backend at work: level, threads */

@@ -52,11 +52,12 @@ K_STREAM_INLINE float scale_of(uint32_t m, float *ret_inv, bool *fault)
     return k_float_of_bits(m) / 127.0f;
 }
 
-static bool quantise32(const float *x, uint32_t n, void *ret)
+static bool quantise32(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret)
 {
     const struct k_act_row row = k_format_act_row(K_FORM_Q32, ret, n);
     bool fault = false;
-    for (uint32_t b = 0; b < n / 32; b++, x += 32) {
+    x += first;
+    for (uint32_t b = first / 32; b < (first + count) / 32; b++, x += 32) {
         float inv;
         row.dx[b] = scale_of(largest(x, 1), &inv, &fault);
         if (inv == 0.0f) { /* inf * 0 must not get into q */
@@ -75,11 +76,12 @@ static bool quantise32(const float *x, uint32_t n, void *ret)
     return fault;
 }
 
-static bool quantise256(const float *x, uint32_t n, void *ret)
+static bool quantise256(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret)
 {
     const struct k_act_row row = k_format_act_row(K_FORM_Q256, ret, n);
     bool fault = false;
-    for (uint32_t b = 0; b < n / 256; b++, x += 256) {
+    x += first;
+    for (uint32_t b = first / 256; b < (first + count) / 256; b++, x += 256) {
         int8_t *q = row.q + 256 * (size_t)b;
         int16_t *sum = row.sum + 8 * (size_t)b, *sum16 = row.sum16 + 16 * (size_t)b;
         float inv;
@@ -166,11 +168,61 @@ static void moe_sum(const float *weights, const float *out, size_t stride, uint3
     }
 }
 
+static void rope(float *x, const float *table, uint32_t half)
+{
+    uint32_t i = 0;
+    for (; i + 8 <= half; i += 8) {
+        const __m256 low = _mm256_loadu_ps(table + 2 * i),
+                     high = _mm256_loadu_ps(table + 2 * i + 8);
+        /* a: pairs 0 1 4 5, b: pairs 2 3 6 7 */
+        const __m256 a = _mm256_permute2f128_ps(low, high, 0x20);
+        const __m256 b = _mm256_permute2f128_ps(low, high, 0x31);
+        const __m256 c = _mm256_shuffle_ps(a, b, 0x88);
+        const __m256 s = _mm256_shuffle_ps(a, b, 0xdd);
+        const __m256 x0 = _mm256_loadu_ps(x + i), x1 = _mm256_loadu_ps(x + half + i);
+        _mm256_storeu_ps(x + i, _mm256_fmsub_ps(x0, c, _mm256_mul_ps(x1, s)));
+        _mm256_storeu_ps(x + half + i, _mm256_fmadd_ps(x1, c, _mm256_mul_ps(x0, s)));
+    }
+    for (; i < half; i++) {
+        const float x0 = x[i], x1 = x[i + half], c = table[2 * i], s = table[2 * i + 1];
+        const float x1s = x1 * s, x0s = x0 * s;
+        x[i] = k_float_fma(x0, c, -x1s);
+        x[i + half] = k_float_fma(x1, c, x0s);
+    }
+}
+
+static void add(float *x, const float *y, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    for (; i < n; i++)
+        x[i] = x[i] + y[i];
+}
+
+static bool finite(const float *x, uint32_t n)
+{
+    const __m256i inf = _mm256_set1_epi32(0x7f800000);
+    __m256i wrong = _mm256_setzero_si256();
+    uint32_t i = 0;
+    bool ok = true;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i bits = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i)), inf);
+        wrong = _mm256_or_si256(wrong, _mm256_cmpeq_epi32(bits, inf));
+    }
+    for (; i < n; i++)
+        ok &= k_float_finite(x[i]);
+    return ok && _mm256_testz_si256(wrong, wrong);
+}
+
 void k_avx2_rows_fill(struct k_cpu_inner *ret)
 {
     ret->quantise32 = quantise32;
     ret->quantise256 = quantise256;
     ret->norm = norm;
     ret->swiglu = swiglu;
+    ret->rope = rope;
+    ret->add = add;
+    ret->finite = finite;
     ret->moe_sum = moe_sum;
 }

@@ -25,12 +25,17 @@ typedef bool k_cpu_attention_fn(const float *q, uint32_t n_heads, const uint8_t 
 struct k_cpu_inner {
     const char *name;
     k_cpu_mul_fn *mul;
-    bool (*quantise32)(const float *x, uint32_t n, void *ret);
-    bool (*quantise256)(const float *x, uint32_t n, void *ret);
+    /* A4 for elements first .. first + count - 1 (whole blocks) of a row of n; ret: the row's blocks. True: not finite. */
+    bool (*quantise32)(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret);
+    bool (*quantise256)(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret);
     void (*norm)(const float *x, const float *weight, float *y, uint32_t n, float eps);
     /* h[i] = silu(h[i]) * up[i] */
     void (*swiglu)(float *h, const float *up, uint32_t n);
+    /* A15 for one head: pairs (x[i], x[i + half]); table: cos, sin [half][2]. */
+    void (*rope)(float *x, const float *table, uint32_t half);
     k_cpu_attention_fn *attention;
+    void (*add)(float *x, const float *y, uint32_t n);
+    bool (*finite)(const float *x, uint32_t n);
     /* y = fold over ranks; x += y (A14, A16). out[k] = out + k * stride. */
     void (*moe_sum)(const float *weights, const float *out, size_t stride, uint32_t n_used,
                     uint32_t n, float *x);

@@ -1,5 +1,5 @@
 /* The threaded CPU backend: splits operations over outputs, rows, heads or experts, never a sum, and calls the inner loops
- * of its level. Small operations run as the reference has them. */
+ * of its level. */
 #include "k_cpu_ops.h"
 
 #include <string.h>
@@ -11,17 +11,19 @@
 #include "k_pool.h"
 #include "k_ref.h"
 
-/* A piece of a product reads about this much of the weights: small enough to spread, large enough to stream. */
 enum {
+    /* A piece of a product reads about this much of the weights: small enough to spread, large enough to stream. */
     PIECE_BYTES = 48 * 1024,
     MAX_ROW_TILE = K_CPU_TILE_ROWS,
-    UNIT = 256
+    UNIT =
+        256 /* inner outputs of an expert in a piece: whole blocks of either form, so that it quantises its own */
 };
 
 /* Per-thread scratch: the inner loops' work, then vectors of a unit of an expert. */
 struct scratch {
     uint8_t work[K_CPU_WORK_BYTES];
     float up[MAX_ROW_TILE][UNIT];
+    float experts[K_MAX_EXPERTS]; /* of the router */
     const void *x[MAX_ROW_TILE];
     float *y[MAX_ROW_TILE], *z[MAX_ROW_TILE];
 };
@@ -64,7 +66,7 @@ struct job {
     const void *args;
     uint32_t n_rows;
     uint32_t pieces[K_MATMUL_MAX];  /* matmul: of each matrix */
-    uint32_t outputs[K_MATMUL_MAX]; /* of a piece */
+    uint32_t outputs[K_MATMUL_MAX]; /* of a piece; attention: its heads */
 };
 
 static struct job job_of(struct k_stream *s, const void *args, const struct k_rows *rows)
@@ -137,17 +139,18 @@ static enum err_code norm(const struct k_norm *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* Row `row` of act.f32 into the other forms. True: not finite. */
-static bool quantise_row(const struct k_cpu_inner *inner, const struct k_act *act, uint32_t row)
+/* Elements first .. first + count - 1 of row `row` of act.f32 into the other forms. True: not finite. */
+static bool quantise_part(const struct k_cpu_inner *inner, const struct k_act *act, uint32_t row,
+                          uint32_t first, uint32_t count)
 {
     const float *x = (const float *)k_host_at(act->f32) + (size_t)act->n * row;
     bool fault = false;
     if (act->q32.buffer != NULL)
-        fault |= inner->quantise32(x, act->n,
+        fault |= inner->quantise32(x, act->n, first, count,
                                    (uint8_t *)k_host_at(act->q32) +
                                        k_format_act_bytes(K_FORM_Q32, act->n) * row);
     if (act->q256.buffer != NULL)
-        fault |= inner->quantise256(x, act->n,
+        fault |= inner->quantise256(x, act->n, first, count,
                                     (uint8_t *)k_host_at(act->q256) +
                                         k_format_act_bytes(K_FORM_Q256, act->n) * row);
     return fault;
@@ -158,7 +161,7 @@ static void quantise_piece(const void *context, uint32_t row, uint32_t thread)
     (void)thread;
     const struct job *job = context;
     const struct k_quantise *a = job->args;
-    if (quantise_row(job->inner, &a->act, row))
+    if (quantise_part(job->inner, &a->act, row, 0, a->act.n))
         set_fault(&a->rows, row);
 }
 
@@ -166,6 +169,118 @@ static enum err_code quantise(const struct k_quantise *a, struct k_stream *s)
 {
     const struct job job = job_of(s, a, &a->rows);
     k_pool_run(job.pool, quantise_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void embed_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_embed *a = job->args;
+    const uint32_t n = a->table.n_in, token = ((const uint32_t *)k_host_at(a->rows.token))[row];
+    const uint8_t *table = k_host_at(a->table.data);
+    k_dequantise(a->table.format, table + k_format_bytes(a->table.format, token, n),
+                 (float *)k_host_at(a->x) + (size_t)n * row, n);
+}
+
+static enum err_code embed(const struct k_embed *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, embed_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void rope_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_rope *a = job->args;
+    const uint32_t half = a->rope_dim / 2;
+    const uint32_t position = ((const uint32_t *)k_host_at(a->rows.position))[row];
+    const float *table = (const float *)k_host_at(a->table) + (size_t)position * half * 2;
+    float *x = (float *)k_host_at(a->x) + (size_t)row * a->heads * a->head_dim;
+    for (uint32_t h = 0; h < a->heads; h++)
+        job->inner->rope(x + (size_t)h * a->head_dim, table, half);
+}
+
+static enum err_code rope(const struct k_rope *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, rope_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void kv_write_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_kv_write *a = job->args;
+    const struct k_kv *kv = &a->kv;
+    const uint32_t position = ((const uint32_t *)k_host_at(a->rows.position))[row];
+    const uint32_t sequence = ((const uint32_t *)k_host_at(a->rows.sequence))[row];
+    const uint32_t *table = k_host_at(kv->table);
+    const uint32_t page = table[(size_t)sequence * kv->max_pages + position / K_PAGE];
+    const size_t at = (size_t)row * kv->n_head_kv * kv->head_dim;
+    if (k_ref_kv_write((uint8_t *)k_host_at(kv->pool) + kv->page_bytes * page + kv->layer_offset,
+                       kv->type, kv->n_head_kv, kv->head_dim, position % K_PAGE,
+                       (const float *)k_host_at(a->k) + at, (const float *)k_host_at(a->v) + at))
+        set_fault(&a->rows, row);
+}
+
+static enum err_code kv_write(const struct k_kv_write *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, kv_write_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void add_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_add *a = job->args;
+    const size_t at = (size_t)row * a->n;
+    job->inner->add((float *)k_host_at(a->x) + at, (const float *)k_host_at(a->y) + at, a->n);
+}
+
+static enum err_code add(const struct k_add *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, add_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void router_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_router *a = job->args;
+    struct scratch *s = k_pool_scratch(job->pool, thread);
+    if (k_ref_router(a, (const float *)k_host_at(a->logits) + (size_t)row * a->n_expert, s->experts,
+                     (uint32_t *)k_host_at(a->ids) + (size_t)row * a->n_used,
+                     (float *)k_host_at(a->weights) + (size_t)row * a->n_used))
+        set_fault(&a->rows, row);
+}
+
+static enum err_code router(const struct k_router *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, router_piece, &job, job.n_rows);
+    return ERR_OK;
+}
+
+static void check_piece(const void *context, uint32_t row, uint32_t thread)
+{
+    (void)thread;
+    const struct job *job = context;
+    const struct k_check *a = job->args;
+    if (!job->inner->finite((const float *)k_host_at(a->x) + (size_t)row * a->n, a->n))
+        set_fault(&a->rows, row);
+}
+
+static enum err_code check(const struct k_check *a, struct k_stream *s)
+{
+    const struct job job = job_of(s, a, &a->rows);
+    k_pool_run(job.pool, check_piece, &job, job.n_rows);
     return ERR_OK;
 }
 
@@ -187,7 +302,7 @@ static enum err_code moe_sum(const struct k_moe_sum *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* ---- attention: a piece is the query heads of one row that share a kv head --------------------------------------- */
+/* ---- attention: a piece is some query heads of one row that share a kv head --------------------------------------- */
 
 /* Of each thread: page pointers of a sequence, then the work of K_CPU_HEADS heads. */
 static uint64_t attention_pages_bytes(uint32_t max_pages)
@@ -208,12 +323,26 @@ static uint64_t attention_bytes(const struct k_device *d, uint32_t n_head, uint3
     return attention_thread_bytes(head_dim, max_pages) * d->threads;
 }
 
+/* Query heads of a piece: as many as share a kv head, fewer where that would leave threads idle. */
+static uint32_t attention_heads(const struct k_attention *a, uint32_t n_rows, uint32_t threads)
+{
+    const uint32_t shared = a->n_head / a->kv.n_head_kv;
+    uint32_t heads = shared < K_CPU_HEADS ? shared : K_CPU_HEADS;
+    while (heads > 1 && n_rows * (a->n_head / heads) < 2 * threads)
+        heads /= 2;
+    return heads;
+}
+
 static void attention_piece(const void *context, uint32_t piece, uint32_t thread)
 {
     const struct job *job = context;
     const struct k_attention *a = job->args;
     const struct k_kv *kv = &a->kv;
-    const uint32_t row = piece / kv->n_head_kv, head_kv = piece % kv->n_head_kv;
+    const uint32_t shared = a->n_head / kv->n_head_kv, heads = job->outputs[0];
+    const uint32_t parts = (shared + heads - 1) / heads; /* of a kv head */
+    const uint32_t row = piece / (parts * kv->n_head_kv);
+    const uint32_t head_kv = piece / parts % kv->n_head_kv, first = piece % parts * heads;
+    const uint32_t n = shared - first < heads ? shared - first : heads;
     const uint32_t position = ((const uint32_t *)k_host_at(a->rows.position))[row];
     const uint32_t sequence = ((const uint32_t *)k_host_at(a->rows.sequence))[row];
     const uint32_t *table =
@@ -225,22 +354,20 @@ static void attention_piece(const void *context, uint32_t piece, uint32_t thread
     for (uint32_t p = 0; p <= position / K_PAGE; p++)
         pages[p] =
             (const uint8_t *)k_host_at(kv->pool) + kv->page_bytes * table[p] + kv->layer_offset;
-    const uint32_t shared = a->n_head / kv->n_head_kv;
-    bool fault = false;
-    for (uint32_t h = 0; h < shared; h += K_CPU_HEADS) {
-        const uint32_t n = shared - h < K_CPU_HEADS ? shared - h : K_CPU_HEADS;
-        const size_t at = ((size_t)row * a->n_head + head_kv * shared + h) * kv->head_dim;
-        fault |= job->inner->attention((const float *)k_host_at(a->q) + at, n, pages, position + 1,
-                                       kv, head_kv, a->scale, work, (float *)k_host_at(a->y) + at);
-    }
-    if (fault)
+    const size_t at = ((size_t)row * a->n_head + head_kv * shared + first) * kv->head_dim;
+    if (job->inner->attention((const float *)k_host_at(a->q) + at, n, pages, position + 1, kv,
+                              head_kv, a->scale, work, (float *)k_host_at(a->y) + at))
         set_fault(&a->rows, row);
 }
 
 static enum err_code attention(const struct k_attention *a, struct k_stream *s)
 {
-    const struct job job = job_of(s, a, &a->rows);
-    k_pool_run(job.pool, attention_piece, &job, job.n_rows * a->kv.n_head_kv);
+    struct job job = job_of(s, a, &a->rows);
+    const uint32_t shared = a->n_head / a->kv.n_head_kv;
+    const uint32_t heads = attention_heads(a, job.n_rows, s->device->threads);
+    job.outputs[0] = heads;
+    k_pool_run(job.pool, attention_piece, &job,
+               job.n_rows * a->kv.n_head_kv * ((shared + heads - 1) / heads));
     return ERR_OK;
 }
 
@@ -281,31 +408,19 @@ static void gate_up_piece(const void *context, uint32_t piece, uint32_t thread)
         for (uint32_t i = 0; i < rows; i++)
             s->x[i] = x_up + stride_up * (pairs[i] / x->n_used);
         job->inner->mul(x->up, up, n, x->n_embd, s->x, s->z, rows, s->work);
-        for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t i = 0; i < rows; i++) {
             job->inner->swiglu(s->y[i], s->up[i], n);
+            if (quantise_part(job->inner, &a->h, pairs[i], first, n))
+                set_fault(&a->rows, pairs[i] / x->n_used);
+        }
     }
-}
-
-static void quantise_h_piece(const void *context, uint32_t piece, uint32_t thread)
-{
-    (void)thread;
-    const struct job *job = context;
-    const struct k_moe_gate_up *a = job->args;
-    const struct k_group *g = &((const struct k_group *)k_host_at(
-        a->groups))[((const uint32_t *)k_host_at(a->selected))[piece]];
-    const uint32_t *order = k_host_at(a->order);
-    for (uint32_t p = g->first; p < g->first + g->count; p++)
-        if (quantise_row(job->inner, &a->h, order[p]))
-            set_fault(&a->rows, order[p] / a->experts.n_used);
 }
 
 static enum err_code moe_gate_up(const struct k_moe_gate_up *a, struct k_stream *s)
 {
     const struct job job = job_of(s, a, &a->rows);
-    const uint32_t n = k_host_count(a->n_selected);
-    k_pool_run(job.pool, gate_up_piece, &job, n * ((a->experts.n_ff + UNIT - 1) / UNIT));
-    if (a->h.q32.buffer != NULL || a->h.q256.buffer != NULL)
-        k_pool_run(job.pool, quantise_h_piece, &job, n);
+    k_pool_run(job.pool, gate_up_piece, &job,
+               k_host_count(a->n_selected) * ((a->experts.n_ff + UNIT - 1) / UNIT));
     return ERR_OK;
 }
 
@@ -367,14 +482,20 @@ void k_cpu_ops_fill(enum k_level level, struct k_cpu_inner *ret)
 
 void k_cpu_ops_table(const struct k_cpu_inner *inner, struct k_ops *ret)
 {
-    *ret = *k_ref_ops(); /* memory, and the operations that are small beside the others */
+    *ret = *k_ref_ops(); /* memory, grouping, gathering */
     ret->name = inner->name;
     ret->attention_bytes = attention_bytes;
+    ret->embed = embed;
     ret->norm = norm;
     ret->quantise = quantise;
     ret->matmul = matmul;
+    ret->rope = rope;
+    ret->kv_write = kv_write;
     ret->attention = attention;
+    ret->add = add;
+    ret->router = router;
     ret->moe_gate_up = moe_gate_up;
     ret->moe_down = moe_down;
     ret->moe_sum = moe_sum;
+    ret->check = check;
 }

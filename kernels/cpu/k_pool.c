@@ -11,6 +11,7 @@
 #include <xmmintrin.h>
 
 #include "alloc.h"
+#include "kernels.h"
 
 enum {
     SPINS = 2000
@@ -32,7 +33,7 @@ struct k_pool {
     uint32_t threads;
     size_t scratch_bytes;
     uint8_t *scratch;
-    pthread_t helpers[256];
+    pthread_t helpers[K_MAX_THREADS];
     uint32_t n_helpers;
     _Atomic uint32_t inexact; /* helpers whose float mode is wrong */
     _Atomic uint32_t started;

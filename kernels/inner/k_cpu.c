@@ -63,5 +63,5 @@ uint32_t k_cpu_cores(void)
         }
     /* A mask that leaves out the first siblings still has work for each CPU it names. */
     const uint32_t n = cores > 0 ? cores : all;
-    return n == 0 ? 1 : n > 256 ? 256 : n;
+    return n == 0 ? 1 : n > K_MAX_THREADS ? K_MAX_THREADS : n;
 }

@@ -57,7 +57,7 @@ void k_ref_grouping(const struct k_grouping *a, uint32_t n_rows)
     struct k_group *groups = k_host_at(a->groups);
     uint32_t *order = k_host_at(a->order), *n_groups = k_host_at(a->n_groups);
     const uint32_t n_pairs = n_rows * a->n_used;
-    uint32_t count[4096], first = 0, n = 0;
+    uint32_t count[K_MAX_EXPERTS], first = 0, n = 0;
     memset(count, 0, a->n_expert * sizeof count[0]);
     for (uint32_t p = 0; p < n_pairs; p++)
         count[ids[p]]++;

@@ -171,7 +171,7 @@ static enum err_code router(const struct k_router *a, struct k_stream *s)
     (void)s;
     const float *logits = k_host_at(a->logits);
     uint32_t *ids = k_host_at(a->ids);
-    float *weights = k_host_at(a->weights), work[4096];
+    float *weights = k_host_at(a->weights), work[K_MAX_EXPERTS];
     for (uint32_t r = 0; r < k_host_count(a->rows.n_rows); r++)
         set_fault(&a->rows, r,
                   k_ref_router(a, logits + (size_t)r * a->n_expert, work, ids + r * a->n_used,
