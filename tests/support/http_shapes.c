@@ -1,9 +1,12 @@
 #include "http_shapes.h"
 
-#define N                       "\r\n"
-#define H                       "Host: a\r\n"
-#define P                       "POST /v1/chat/completions HTTP/1.1\r\n" H
-#define SHAPE(status_, literal) {.status = (status_), .bytes = (literal), .n = sizeof(literal) - 1}
+#define N "\r\n"
+#define H "Host: a\r\n"
+#define P "POST /v1/chat/completions HTTP/1.1\r\n" H
+#define SHAPE(status_, literal)                                           \
+    {                                                                     \
+        .status = (status_), .bytes = (literal), .n = sizeof(literal) - 1 \
+    }
 
 /* clang-format off */
 const struct http_shape http_shapes[] = {
