@@ -13,10 +13,9 @@
 #include "rng.h"
 
 enum {
-    JOBS = 16,
-    PAGE_BYTES = 131072, /* of tinymoe: 4 layers, 2 heads of 64, f16 */
+    JOBS = 20,
     MAX_PROMPT = 330,
-    MAX_ANSWER = 90
+    MAX_ANSWER = 110
 };
 
 struct job {
@@ -29,6 +28,7 @@ struct world {
     struct engine_rig rig;
     struct job jobs[JOBS];
     uint32_t n_rolls;
+    uint64_t page_bytes; /* 0 until known: a pool of the engine's choice */
 };
 
 static uint32_t roll(struct world *w, uint32_t sides)
@@ -38,8 +38,9 @@ static uint32_t roll(struct world *w, uint32_t sides)
 
 static void start(struct world *w, uint32_t pages, uint32_t chunk, uint32_t sequences)
 {
-    struct engine_config config = engine_rig_config(ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf");
-    config.kv_budget = (uint64_t)pages * PAGE_BYTES;
+    struct engine_config config =
+        engine_rig_config(ISLET_TEST_DIR "/models/random/qwen3moe-q8_0.gguf");
+    config.kv_budget = pages * w->page_bytes;
     config.prefill_chunk = chunk;
     config.max_sequences = sequences;
     engine_rig_start(&w->rig, &config);
@@ -53,7 +54,7 @@ static void write_jobs(struct world *w)
         struct job *j = &w->jobs[i];
         const uint32_t n = 5 + roll(w, MAX_PROMPT - 5), story = roll(w, 3), fork = roll(w, n);
         for (uint32_t t = 0; t < n; t++)
-            j->prompt[t] = 300 + (t < fork ? story * 1000 + t * 7 % 900 : roll(w, 3000));
+            j->prompt[t] = t < fork ? story * 90 + t * 7 % 90 : roll(w, 280);
         j->run = engine_rig_run(j->prompt, n);
         j->run.max_new = 1 + roll(w, MAX_ANSWER - 1);
         j->run.temperature = i % 2 == 0 ? 0.0f : 1.1f;
@@ -64,9 +65,19 @@ static void write_jobs(struct world *w)
     }
 }
 
+static uint64_t page_bytes(struct world *w)
+{
+    struct engine_snapshot *s = alloc_zero(ALLOC_MISC, 1, sizeof(*s));
+    assert_non_null(s);
+    engine_get_snapshot(w->rig.engine, s);
+    const uint64_t bytes = s->status.kv_page_bytes;
+    alloc_free(s);
+    return bytes;
+}
+
 static void answer_alone(struct world *w)
 {
-    start(w, 1024, 512, 32);
+    start(w, 0, 512, 32);
     for (uint32_t i = 0; i < JOBS; i++) {
         const uint32_t at = engine_rig_submit(&w->rig, &w->jobs[i].run);
         engine_rig_finish(&w->rig);
@@ -76,6 +87,7 @@ static void answer_alone(struct world *w)
         for (uint32_t t = 0; t < a->n_tokens; t++)
             w->jobs[i].expected[t] = a->tokens[t].id;
     }
+    w->page_bytes = page_bytes(w);
     engine_rig_stop(&w->rig);
 }
 
@@ -131,7 +143,7 @@ static void test_engine_admit_few_pages_preempts_and_gives_the_same(void **state
     struct world *w = *state;
     static const struct {
         uint32_t pages, chunk, sequences;
-    } tight[] = {{8, 512, 32}, {8, 7, 4}, {9, 64, 3}};
+    } tight[] = {{8, 512, 32}, {8, 7, 4}, {9, 64, 3}, {14, 100, 32}, {8, 512, 1}};
     uint64_t preempted = 0;
     for (size_t k = 0; k < sizeof(tight) / sizeof(tight[0]); k++) {
         start(w, tight[k].pages, tight[k].chunk, tight[k].sequences);
@@ -193,7 +205,7 @@ static void test_engine_admit_equal_prompts_are_computed_once(void **state)
     uint32_t prompt[320];
     uint64_t cached = 0;
     for (uint32_t i = 0; i < 320; i++)
-        prompt[i] = 1000 + i;
+        prompt[i] = i * 11 % 280;
     struct proto_run run = engine_rig_run(prompt, 320);
     run.max_new = 2;
     start(w, 200, 64, 8);
