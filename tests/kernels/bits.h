@@ -27,7 +27,7 @@ void bits_fill(struct bits_random *r, enum bits_kind kind, float *x, size_t n);
 /* Valid random blocks: any finite scale, subnormal, zero and huge ones among them, weights at their bounds. */
 void bits_blocks(struct bits_random *r, enum k_format format, void *blocks, size_t n_blocks);
 
-/* One backend at work, and buffers whose ends are guarded. */
+/* One backend at work, and buffers guarded at both ends. */
 struct bits_side {
     struct k_device *device;
     struct k_stream *stream;
@@ -44,7 +44,7 @@ struct bits_run {
 
 struct k_span bits_span(struct bits_side *side, const void *bytes, size_t n); /* NULL: zeros */
 void *bits_host(struct k_span span);
-/* Frees, after looking at the guard bytes behind the n bytes asked for; false: overwritten. */
+/* Frees, after looking at the guard bytes before and behind the n bytes asked for; false: overwritten. */
 bool bits_drop(struct bits_side *side, struct k_span span, size_t n);
 
 /* Each runs one random case; the result is counted by the caller. On a difference prints what the parameters were. */
@@ -54,6 +54,17 @@ bits_case bits_matmul, bits_quantise, bits_norm, bits_rope, bits_attention, bits
 
 /* Compares n floats as bits; prints the first difference under `what`. */
 bool bits_equal(struct bits_run *run, const char *what, const float *a, const float *b, size_t n);
+
+/* Row by row, leaving out row `without` (BITS_NO_ROW: none). */
+enum {
+    BITS_NO_ROW = 0x7fffffff
+};
+bool bits_rows_equal(struct bits_run *run, const char *what, const float *a, const float *b,
+                     size_t width, uint32_t n_rows, uint32_t without);
+/* Row `bad` alone has its fault set (BITS_NO_ROW: none has). */
+bool bits_only_fault(const char *what, const uint32_t *faults, uint32_t n_rows, uint32_t bad);
+/* An infinity or a NaN. */
+float bits_not_finite(struct bits_random *r);
 
 /* A wrong order of a sum must be seen: true if two accumulators give other bits than one. */
 bool bits_mutation_is_seen(struct bits_random *r);

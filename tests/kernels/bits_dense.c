@@ -59,68 +59,101 @@ static bool act_drop(struct bits_side *side, struct k_act *act, uint32_t n_rows)
     return ok;
 }
 
-/* y of up to two matrices on one side; false: an error or a guard. */
-static bool matmul_on(struct bits_side *side, const float *x, uint32_t n_in, uint32_t n_rows,
-                      uint32_t n_matrices, const struct k_matrix *w, void *const *blocks, float **y)
+struct matmul_case {
+    uint32_t n_in, n_rows, n_matrices, bad; /* bad: a row with a value that is not finite */
+    struct k_matrix w[2];
+    void *blocks[2];
+    float *x;
+};
+
+/* y of the case's matrices on one side; false: an error, a guard, or a wrong fault. */
+static bool matmul_on(struct bits_side *side, const struct matmul_case *c, float **y)
 {
-    struct k_rows rows = rows_of(side, n_rows, NULL, NULL, NULL);
+    struct k_rows rows = rows_of(side, c->n_rows, NULL, NULL, NULL);
     struct k_matmul a = {
-        .rows = rows, .act = act_of(side, x, n_in, n_rows), .n_matrices = n_matrices};
+        .rows = rows, .act = act_of(side, c->x, c->n_in, c->n_rows), .n_matrices = c->n_matrices};
     bool ok = side->ops->quantise(&(struct k_quantise){rows, a.act}, side->stream) == ERR_OK;
-    for (uint32_t m = 0; m < n_matrices; m++) {
-        a.w[m] = w[m];
-        a.w[m].data = bits_span(side, blocks[m], k_format_bytes(w[m].format, w[m].n_out, n_in));
-        a.y[m] = bits_span(side, NULL, (size_t)w[m].n_out * n_rows * 4);
+    if (a.act.q32.buffer != NULL || a.act.q256.buffer != NULL)
+        ok &= bits_only_fault("matmul's input", bits_host(rows.faults), c->n_rows, c->bad);
+    for (uint32_t m = 0; m < c->n_matrices; m++) {
+        const uint64_t bytes = k_format_bytes(c->w[m].format, c->w[m].n_out, c->n_in);
+        a.w[m] = c->w[m];
+        a.w[m].data = bits_span(side, c->blocks[m], bytes);
+        a.y[m] = bits_span(side, NULL, (size_t)c->w[m].n_out * c->n_rows * 4);
     }
     ok &= side->ops->matmul(&a, side->stream) == ERR_OK && side->ops->wait(side->stream) == ERR_OK;
-    for (uint32_t m = 0; m < n_matrices; m++) {
-        memcpy(y[m], bits_host(a.y[m]), (size_t)w[m].n_out * n_rows * 4);
-        ok &= bits_drop(side, a.w[m].data, k_format_bytes(w[m].format, w[m].n_out, n_in));
-        ok &= bits_drop(side, a.y[m], (size_t)w[m].n_out * n_rows * 4);
+    for (uint32_t m = 0; m < c->n_matrices; m++) {
+        const size_t bytes = (size_t)c->w[m].n_out * c->n_rows * 4;
+        memcpy(y[m], bits_host(a.y[m]), bytes);
+        ok &= bits_drop(side, a.w[m].data, k_format_bytes(c->w[m].format, c->w[m].n_out, c->n_in));
+        ok &= bits_drop(side, a.y[m], bytes);
     }
-    ok &= act_drop(side, &a.act, n_rows);
+    ok &= act_drop(side, &a.act, c->n_rows);
     return rows_drop(side, &rows) && ok;
+}
+
+/* Inputs of each granularity: super-blocks, 32-blocks only, or float weights of any length. */
+static struct matmul_case matmul_random(struct bits_random *r, enum bits_kind kind)
+{
+    struct matmul_case c = {.n_matrices = bits_between(r, 1, 2), .bad = BITS_NO_ROW};
+    const uint32_t grain = bits_below(r, 8);
+    if (grain == 0)
+        c.n_in = bits_between(r, 1, 400);
+    else if (grain == 1)
+        c.n_in = 32 * bits_between(r, 1, 40);
+    else
+        c.n_in = 256 * bits_between(r, 1, bits_below(r, 10) == 0 ? 16 : 5);
+    const uint32_t n_formats = c.n_in % 256 == 0 ? 8 : c.n_in % 32 == 0 ? 5 : 3;
+    c.n_rows = bits_below(r, 2) ? bits_between(r, 1, 4) : bits_between(r, 1, 64);
+    c.x = must((size_t)c.n_in * c.n_rows * 4);
+    bits_fill(r, kind, c.x, (size_t)c.n_in * c.n_rows);
+    if (c.n_rows > 1 && bits_below(r, 4) == 0) {
+        c.bad = bits_below(r, c.n_rows);
+        c.x[(size_t)c.bad * c.n_in + bits_below(r, c.n_in)] = bits_not_finite(r);
+    }
+    for (uint32_t m = 0; m < c.n_matrices; m++) {
+        c.w[m] = (struct k_matrix){.format = formats[bits_below(r, n_formats)],
+                                   .n_out = bits_between(r, 1, 90),
+                                   .n_in = c.n_in};
+        const size_t n = (size_t)c.w[m].n_out * c.n_in / k_format_block_elements(c.w[m].format);
+        c.blocks[m] = must(n * k_format_block_bytes(c.w[m].format));
+        bits_blocks(r, c.w[m].format, c.blocks[m], n);
+    }
+    return c;
 }
 
 bool bits_matmul(struct bits_run *run)
 {
     struct bits_random *r = &run->random;
-    const uint32_t n_in = 256 * bits_between(r, 1, bits_below(r, 10) == 0 ? 16 : 5);
-    const uint32_t n_rows = bits_below(r, 2) ? bits_between(r, 1, 4) : bits_between(r, 1, 64);
-    const uint32_t n_matrices = bits_between(r, 1, 2);
     const enum bits_kind kind = bits_below(r, BITS_KINDS);
-    struct k_matrix w[2];
-    void *blocks[2];
-    float *y_ref[2], *y[2], *y_alone[2], *x = must((size_t)n_in * n_rows * 4);
-    bits_fill(r, kind, x, (size_t)n_in * n_rows);
-    for (uint32_t m = 0; m < n_matrices; m++) {
-        w[m] = (struct k_matrix){
-            .format = formats[bits_below(r, 8)], .n_out = bits_between(r, 1, 90), .n_in = n_in};
-        const size_t n = (size_t)w[m].n_out * n_in / k_format_block_elements(w[m].format);
-        blocks[m] = must(n * k_format_block_bytes(w[m].format));
-        bits_blocks(r, w[m].format, blocks[m], n);
-        y_ref[m] = must((size_t)w[m].n_out * n_rows * 4);
-        y[m] = must((size_t)w[m].n_out * n_rows * 4);
-        y_alone[m] = must((size_t)w[m].n_out * 4);
+    struct matmul_case c = matmul_random(r, kind), alone = c;
+    float *y_ref[2] = {NULL}, *y[2] = {NULL}, *y_alone[2] = {NULL};
+    for (uint32_t m = 0; m < c.n_matrices; m++) {
+        y_ref[m] = must((size_t)c.w[m].n_out * c.n_rows * 4);
+        y[m] = must((size_t)c.w[m].n_out * c.n_rows * 4);
+        y_alone[m] = must((size_t)c.w[m].n_out * 4);
     }
-    bool ok = matmul_on(&run->reference, x, n_in, n_rows, n_matrices, w, blocks, y_ref) &&
-              matmul_on(&run->tried, x, n_in, n_rows, n_matrices, w, blocks, y);
-    const uint32_t row = bits_below(r, n_rows);
-    ok = ok &&
-         matmul_on(&run->tried, x + (size_t)row * n_in, n_in, 1, n_matrices, w, blocks, y_alone);
-    for (uint32_t m = 0; m < n_matrices; m++) {
-        ok = ok && bits_equal(run, "matmul", y_ref[m], y[m], (size_t)w[m].n_out * n_rows) &&
-             bits_equal(run, "matmul, row alone", y_ref[m] + (size_t)row * w[m].n_out, y_alone[m],
-                        w[m].n_out);
+    uint32_t row = bits_below(r, c.n_rows);
+    row = row == c.bad ? (row + 1) % c.n_rows : row;
+    alone.x = c.x + (size_t)row * c.n_in;
+    alone.n_rows = 1;
+    alone.bad = BITS_NO_ROW;
+    bool ok = matmul_on(&run->reference, &c, y_ref) && matmul_on(&run->tried, &c, y) &&
+              matmul_on(&run->tried, &alone, y_alone);
+    for (uint32_t m = 0; m < c.n_matrices; m++) {
+        const uint32_t n_out = c.w[m].n_out;
+        ok =
+            ok && bits_rows_equal(run, "matmul", y_ref[m], y[m], n_out, c.n_rows, c.bad) &&
+            bits_equal(run, "matmul, row alone", y_ref[m] + (size_t)row * n_out, y_alone[m], n_out);
         if (!ok)
             printf("matmul: format %d, %u outputs, %u inputs, %u rows, input kind %d\n",
-                   w[m].format, w[m].n_out, n_in, n_rows, kind);
-        free(blocks[m]);
+                   c.w[m].format, n_out, c.n_in, c.n_rows, kind);
+        free(c.blocks[m]);
         free(y_ref[m]);
         free(y[m]);
         free(y_alone[m]);
     }
-    free(x);
+    free(c.x);
     return ok;
 }
 
@@ -275,8 +308,7 @@ bool bits_nonfinite(struct bits_run *run)
     float *x = must((size_t)n * n_rows * 4);
     bits_fill(r, BITS_NORMAL, x, (size_t)n * n_rows);
     const uint32_t bad = bits_below(r, n_rows);
-    x[(size_t)bad * n + bits_below(r, n)] =
-        bits_next(r) & 1 ? __builtin_inff() : -__builtin_nanf("7");
+    x[(size_t)bad * n + bits_below(r, n)] = bits_not_finite(r);
     struct k_rows rows = rows_of(&run->tried, n_rows, NULL, NULL, NULL);
     struct k_act act = act_of(&run->tried, x, n, n_rows);
     const bool by_check = bits_next(r) & 1;
@@ -284,13 +316,8 @@ bool bits_nonfinite(struct bits_run *run)
         (by_check ? run->tried.ops->check(&(struct k_check){rows, act.f32, n}, run->tried.stream)
                   : run->tried.ops->quantise(&(struct k_quantise){rows, act}, run->tried.stream)) ==
         ERR_OK;
-    const uint32_t *faults = bits_host(rows.faults);
-    for (uint32_t i = 0; i < n_rows; i++)
-        if ((faults[i] != 0) != (i == bad)) {
-            printf("%s: row %u of %u has fault %u, the bad row is %u\n",
-                   by_check ? "check" : "quantise", i, n_rows, faults[i], bad);
-            ok = false;
-        }
+    ok =
+        bits_only_fault(by_check ? "check" : "quantise", bits_host(rows.faults), n_rows, bad) && ok;
     run->compared += n_rows;
     ok &= act_drop(&run->tried, &act, n_rows);
     free(x);

@@ -5,6 +5,7 @@
 
 #include "bits.h"
 #include "k_float.h"
+#include "k_host.h"
 
 static const struct {
     const char *name;
@@ -59,6 +60,29 @@ static bool check_exp32(bool full, uint64_t *ret_n)
     return ok;
 }
 
+/* The level's own exp32, seen through the gate: silu(-x) for every float (or every 257th) up to 90 in size. */
+static bool check_level_exp(struct bits_run *run)
+{
+    enum {
+        N = 4096
+    };
+    const uint32_t step = run->full ? 1 : 257, last = k_float_bits(90.0f);
+    static float h[N], ones[N], want[N];
+    for (uint32_t i = 0; i < N; i++)
+        ones[i] = 1.0f;
+    for (uint32_t u = 0; u <= last; u += N / 2 * step) {
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t bits = u + i / 2 * step < last ? u + i / 2 * step : last;
+            h[i] = k_float_of_bits(bits | (i % 2) << 31);
+            want[i] = k_float_swiglu(h[i], 1.0f);
+        }
+        run->tried.device->inner.swiglu(h, ones, N);
+        if (!bits_equal(run, "silu", want, h, N))
+            return false;
+    }
+    return true;
+}
+
 static void run_level(struct bits_run *run, enum k_level level, const char *name)
 {
     for (uint32_t threads = 1; threads <= 4; threads++) {
@@ -79,6 +103,11 @@ static void run_level(struct bits_run *run, enum k_level level, const char *name
             run->failed += !ok;
             if (!ok)
                 printf("FAIL: %s, level %s, %u threads\n", cases[c].name, name, threads);
+        }
+        if (threads == 1) {
+            const bool ok = check_level_exp(run);
+            run->passed += ok;
+            run->failed += !ok;
         }
         close_side(&run->tried);
     }

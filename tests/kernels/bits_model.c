@@ -60,8 +60,9 @@ struct attention_case {
     uint32_t n_pages; /* of the pool */
 };
 
-/* Writes and attends to `rows` of the case in chunks of `chunk` rows; y [rows][n_head * D]. */
-static bool attend(struct bits_side *side, const struct attention_case *c, uint32_t chunk, float *y)
+/* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D], faults [rows]. */
+static bool attend(struct bits_side *side, const struct attention_case *c, uint32_t chunk, float *y,
+                   uint32_t *faults)
 {
     struct pile all = {.side = side};
     const uint32_t dim = c->kv.head_dim, n = c->sequences * c->length;
@@ -92,11 +93,29 @@ static bool attend(struct bits_side *side, const struct attention_case *c, uint3
                   &(struct k_attention){rows, q, out, scratch, kv, c->n_head, 0.125f},
                   side->stream) == ERR_OK;
         memcpy(y + first * q_width, bits_host(out), rows_n * q_width * 4);
+        memcpy(faults + first, bits_host(rows.faults), rows_n * 4);
         ok &= drop(&p);
         free(position);
         free(sequence);
     }
     return drop(&all) && ok;
+}
+
+/* Rows without a fault have the same bits, and the faults are the same (set or not). */
+static bool same_rows(struct bits_run *run, const char *what, const float *a, const float *b,
+                      const uint32_t *faults_a, const uint32_t *faults_b, size_t width,
+                      uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < n_rows; i++) {
+        if ((faults_a[i] != 0) != (faults_b[i] != 0)) {
+            printf("%s: row %u of %u has fault %u, the reference %u\n", what, i, n_rows,
+                   faults_b[i], faults_a[i]);
+            return false;
+        }
+        if (faults_a[i] == 0 && !bits_equal(run, what, a + i * width, b + i * width, width))
+            return false;
+    }
+    return true;
 }
 
 bool bits_attention(struct bits_run *run)
@@ -105,8 +124,10 @@ bool bits_attention(struct bits_run *run)
     struct attention_case c = {0};
     c.kv.type = bits_below(r, 3) == 0 ? K_KV_Q8_0 : K_KV_F16;
     c.kv.n_head_kv = bits_between(r, 1, 3);
-    c.kv.head_dim = bits_below(r, 4) == 0 ? 32 * bits_between(r, 1, 3) : 64 * bits_between(r, 1, 2);
-    c.n_head = c.kv.n_head_kv * bits_between(r, 1, 4);
+    c.kv.head_dim = bits_below(r, 4) == 0 ? 32 * bits_between(r, 1, 8) : 64 * bits_between(r, 1, 2);
+    if (c.kv.type == K_KV_F16 && bits_below(r, 10) == 0)
+        c.kv.head_dim = 2 * bits_between(r, 1, 60);
+    c.n_head = c.kv.n_head_kv * bits_between(r, 1, bits_below(r, 4) == 0 ? 10 : 4);
     c.sequences = bits_between(r, 1, 4);
     c.length =
         bits_below(r, 6) == 0 ? bits_between(r, 500, 700) / c.sequences : bits_between(r, 1, 150);
@@ -132,13 +153,19 @@ bool bits_attention(struct bits_run *run)
     bits_fill(r, BITS_NORMAL, c.q, (size_t)n * c.n_head * dim);
     bits_fill(r, kind, c.k, (size_t)n * c.kv.n_head_kv * dim);
     bits_fill(r, kind, c.v, (size_t)n * c.kv.n_head_kv * dim);
-    const size_t count = (size_t)n * c.n_head * dim;
+    if (bits_below(r, 4) == 0) /* a query, or a key that the cache cannot hold */
+        c.q[bits_below(r, n * c.n_head * dim)] = bits_not_finite(r);
+    if (bits_below(r, 4) == 0)
+        c.k[bits_below(r, n * c.kv.n_head_kv * dim)] = bits_below(r, 2) ? 1e9f : bits_not_finite(r);
+    const size_t width = (size_t)c.n_head * dim, count = n * width;
     float *y_ref = must(count * 4), *y = must(count * 4), *y_one = must(count * 4);
+    uint32_t *faults_ref = must(n * 4), *faults = must(n * 4), *faults_one = must(n * 4);
     const uint32_t chunk = bits_between(r, 1, 64);
-    bool ok = attend(&run->reference, &c, n, y_ref) && attend(&run->tried, &c, n, y) &&
-              attend(&run->tried, &c, chunk, y_one);
-    ok = ok && bits_equal(run, "attention", y_ref, y, count) &&
-         bits_equal(run, "attention in chunks", y_ref, y_one, count);
+    bool ok = attend(&run->reference, &c, n, y_ref, faults_ref) &&
+              attend(&run->tried, &c, n, y, faults) &&
+              attend(&run->tried, &c, chunk, y_one, faults_one);
+    ok = ok && same_rows(run, "attention", y_ref, y, faults_ref, faults, width, n) &&
+         same_rows(run, "attention in chunks", y_ref, y_one, faults_ref, faults_one, width, n);
     if (!ok)
         printf("attention: type %d, %u/%u heads of %u, %u sequences of %u, chunk %u\n", c.kv.type,
                c.n_head, c.kv.n_head_kv, dim, c.sequences, c.length, chunk);
@@ -148,6 +175,9 @@ bool bits_attention(struct bits_run *run)
     free(y_ref);
     free(y);
     free(y_one);
+    free(faults_ref);
+    free(faults);
+    free(faults_one);
     return ok;
 }
 
@@ -161,6 +191,9 @@ bool bits_router(struct bits_run *run)
     if (bits_below(r, 3) == 0) /* ties, 0 and -0 among them */
         for (size_t i = 0; i < (size_t)n_expert * n_rows; i++)
             logits[i] = bits_below(r, 2) ? (float)bits_below(r, 3) : -0.0f;
+    const uint32_t bad = bits_below(r, 4) == 0 ? bits_below(r, n_rows) : BITS_NO_ROW;
+    if (bad != BITS_NO_ROW)
+        logits[(size_t)bad * n_expert + bits_below(r, n_expert)] = bits_not_finite(r);
     struct bits_side *sides[2] = {&run->reference, &run->tried};
     struct pile p[2] = {{.side = sides[0]}, {.side = sides[1]}};
     struct k_span ids[2], weights[2], order[2], groups[2];
@@ -180,6 +213,7 @@ bool bits_router(struct bits_run *run)
         ok &= ops->router(&(struct k_router){rows, in, ids[s], weights[s], n_expert, n_used,
                                              normalise, scale},
                           sides[s]->stream) == ERR_OK;
+        ok &= bits_only_fault("router", bits_host(rows.faults), n_rows, bad);
         ok &= ops->grouping(&(struct k_grouping){rows, ids[s], n_groups, groups[s], order[s],
                                                  n_expert, n_used},
                             sides[s]->stream) == ERR_OK;
@@ -219,7 +253,7 @@ static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t 
 
 /* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is tried as well. */
 static bool experts_on(struct bits_side *side, const struct expert_case *c, bool backwards,
-                       float *y)
+                       float *y, uint32_t *faults)
 {
     struct pile p = {.side = side};
     const struct k_ops *ops = side->ops;
@@ -235,11 +269,11 @@ static bool experts_on(struct bits_side *side, const struct expert_case *c, bool
                        h = act_of(&p, NULL, c->n_ff, pairs);
     ok &= ops->quantise(&(struct k_quantise){rows, x}, side->stream) == ERR_OK;
     const struct k_span arena = put(&p, c->arena, c->arena_bytes);
-    const struct k_experts experts = {arena.buffer, put(&p, c->slots, (size_t)c->n_expert * 24),
-                                      c->gate,      c->up,
-                                      c->down,      c->n_embd,
-                                      c->n_ff,      c->n_expert,
-                                      c->n_used};
+    const struct k_span slots = put(&p, c->slots, (size_t)c->n_expert * 24);
+    for (uint32_t i = 0; i < 3 * c->n_expert; i++)
+        ((uint64_t *)bits_host(slots))[i] += arena.offset;
+    const struct k_experts experts = {arena.buffer, slots,   c->gate,     c->up,    c->down,
+                                      c->n_embd,    c->n_ff, c->n_expert, c->n_used};
     const struct k_span out = put(&p, NULL, (size_t)pairs * c->n_embd * 4);
     const struct k_span sum = put(&p, c->x, (size_t)c->n_rows * c->n_embd * 4);
     const uint32_t n = *(const uint32_t *)bits_host(n_groups), half = n / 2;
@@ -258,6 +292,7 @@ static bool experts_on(struct bits_side *side, const struct expert_case *c, bool
     ok &= ops->moe_sum(&(struct k_moe_sum){rows, weights, out, sum, c->n_embd, c->n_used},
                        side->stream) == ERR_OK;
     memcpy(y, bits_host(sum), (size_t)c->n_rows * c->n_embd * 4);
+    memcpy(faults, bits_host(rows.faults), c->n_rows * 4);
     return drop(&p) && ok;
 }
 
@@ -280,6 +315,9 @@ bool bits_experts(struct bits_run *run)
     c.weights = must(pairs * 4);
     c.x = must((size_t)c.n_rows * c.n_embd * 4);
     bits_fill(r, bits_below(r, BITS_WIDE), c.x, (size_t)c.n_rows * c.n_embd);
+    if (bits_below(r, 3) == 0) /* the gate may overflow: a fault of this row alone */
+        for (uint32_t i = 0, row = bits_below(r, c.n_rows); i < c.n_embd; i++)
+            c.x[(size_t)row * c.n_embd + i] *= 0x1p70f;
     bits_fill(r, BITS_NORMAL, c.weights, pairs);
     for (uint32_t row = 0; row < c.n_rows; row++) {
         const uint32_t first = bits_below(r, c.n_expert);
@@ -302,12 +340,14 @@ bool bits_experts(struct bits_run *run)
         }
     const size_t count = (size_t)c.n_rows * c.n_embd;
     float *y_ref = must(count * 4), *y = must(count * 4);
-    bool ok = experts_on(&run->reference, &c, false, y_ref) && experts_on(&run->tried, &c, true, y);
+    uint32_t *faults_ref = must(c.n_rows * 4), *faults = must(c.n_rows * 4);
+    bool ok = experts_on(&run->reference, &c, false, y_ref, faults_ref) &&
+              experts_on(&run->tried, &c, true, y, faults);
     /* Huge scales may overflow; then both must say so in the same places, and a NaN has no portable bits. */
     for (size_t i = 0; i < count; i++)
         if (y_ref[i] != y_ref[i] && y[i] != y[i])
             y_ref[i] = y[i] = 0.0f;
-    ok = ok && bits_equal(run, "experts", y_ref, y, count);
+    ok = ok && same_rows(run, "experts", y_ref, y, faults_ref, faults, c.n_embd, c.n_rows);
     if (!ok)
         printf("experts: formats %d %d %d, %u x %u, %u experts, top %u, %u rows\n", c.gate, c.up,
                c.down, c.n_embd, c.n_ff, c.n_expert, c.n_used, c.n_rows);
@@ -318,5 +358,7 @@ bool bits_experts(struct bits_run *run)
     free(c.slots);
     free(y_ref);
     free(y);
+    free(faults_ref);
+    free(faults);
     return ok;
 }

@@ -106,35 +106,37 @@ void bits_blocks(struct bits_random *r, enum k_format format, void *blocks, size
     }
 }
 
+void *bits_host(struct k_span span)
+{
+    return k_host_at(span);
+}
+
 struct k_span bits_span(struct bits_side *side, const void *bytes, size_t n)
 {
     struct k_span span = {0};
     struct err e = {0};
-    if (side->ops->buffer_new(side->device, n + GUARD, &span.buffer, &e) != ERR_OK) {
+    if (side->ops->buffer_new(side->device, n + 2 * GUARD, &span.buffer, &e) != ERR_OK) {
         printf("%s\n", e.text);
         exit(1);
     }
-    uint8_t *host = side->ops->buffer_host(span.buffer);
-    if (bytes != NULL)
+    span.offset = GUARD;
+    uint8_t *host = bits_host(span);
+    if (bytes != NULL && n > 0)
         memcpy(host, bytes, n);
+    memset(host - GUARD, GUARD_BYTE, GUARD);
     memset(host + n, GUARD_BYTE, GUARD);
     return span;
-}
-
-void *bits_host(struct k_span span)
-{
-    return k_host_at(span);
 }
 
 bool bits_drop(struct bits_side *side, struct k_span span, size_t n)
 {
     bool ok = true;
     if (span.buffer != NULL) {
-        const uint8_t *guard = (const uint8_t *)bits_host(span) + n;
+        const uint8_t *first = bits_host(span);
         for (int i = 0; i < GUARD; i++)
-            ok &= guard[i] == GUARD_BYTE;
+            ok &= (first - GUARD)[i] == GUARD_BYTE && first[n + (size_t)i] == GUARD_BYTE;
         if (!ok)
-            printf("bytes behind an output of %zu bytes were overwritten\n", n);
+            printf("bytes around a buffer of %zu bytes were overwritten\n", n);
         side->ops->buffer_free(span.buffer);
     }
     return ok;
@@ -152,6 +154,34 @@ bool bits_equal(struct bits_run *run, const char *what, const float *a, const fl
             break;
         }
     return false;
+}
+
+bool bits_rows_equal(struct bits_run *run, const char *what, const float *a, const float *b,
+                     size_t width, uint32_t n_rows, uint32_t without)
+{
+    for (uint32_t row = 0; row < n_rows; row++)
+        if (row != without && !bits_equal(run, what, a + row * width, b + row * width, width)) {
+            printf("%s: in row %u of %u\n", what, row, n_rows);
+            return false;
+        }
+    return true;
+}
+
+bool bits_only_fault(const char *what, const uint32_t *faults, uint32_t n_rows, uint32_t bad)
+{
+    for (uint32_t i = 0; i < n_rows; i++)
+        if ((faults[i] != 0) != (i == bad)) {
+            printf("%s: row %u of %u has fault %u, the bad row is %u\n", what, i, n_rows, faults[i],
+                   bad);
+            return false;
+        }
+    return true;
+}
+
+float bits_not_finite(struct bits_random *r)
+{
+    static const uint32_t values[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x7f800001};
+    return k_float_of_bits(values[bits_below(r, 5)]);
 }
 
 bool bits_mutation_is_seen(struct bits_random *r)
