@@ -59,7 +59,7 @@ void bits_fill(struct bits_random *r, enum bits_kind kind, float *x, size_t n)
             x[i] = bits_below(r, 50) == 0 ? power(r, 10, 20) : uniform(r);
             break;
         case BITS_WIDE:
-            x[i] = power(r, -120, i % 256 < 128 ? 40 : -90);
+            x[i] = power(r, -120, i % 256 < 128 ? 80 : -90);
             break;
         case BITS_NORMAL:
         case BITS_KINDS:
