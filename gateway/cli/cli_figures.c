@@ -7,7 +7,7 @@
 #include "cli_http.h"
 #include "cli_server.h"
 
-/* None of these routes waits for the worker. */
+/* The route does not wait for the worker. */
 enum {
     PATIENCE_MS = 5000
 };
@@ -45,22 +45,6 @@ out:
     return code;
 }
 
-enum err_code cli_figures_readyz(const struct cli_server *server, struct cli_figures_ready *ret,
-                                 struct err *e)
-{
-    struct cli_http_response response;
-    enum err_code code = get(server, "/readyz", &response, e);
-    if (code == ERR_OK) {
-        json_t *root = json_loadb((const char *)response.body.data, response.body.size, 0, NULL);
-        *ret = (struct cli_figures_ready){.http_status = response.status};
-        snprintf(ret->state, sizeof ret->state, "%s", cli_figures_text(root, "status"));
-        snprintf(ret->message, sizeof ret->message, "%s", cli_figures_text(root, "error.message"));
-        json_decref(root);
-    }
-    cli_http_response_done(&response);
-    return code;
-}
-
 static const json_t *at(const json_t *root, const char *path)
 {
     char key[64];
@@ -84,4 +68,9 @@ const char *cli_figures_text(const json_t *root, const char *path)
 {
     const char *text = json_string_value(at(root, path));
     return text != NULL ? text : "";
+}
+
+bool cli_figures_is_serving(const json_t *root)
+{
+    return strcmp(cli_figures_text(root, "state"), "serving") == 0;
 }

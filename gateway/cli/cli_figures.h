@@ -1,6 +1,8 @@
-/* /status and /readyz of a server, read once. */
+/* /status of a server, read once. */
 #ifndef ISLET_CLI_FIGURES_H
 #define ISLET_CLI_FIGURES_H
+
+#include <stdbool.h>
 
 #include <jansson.h>
 
@@ -12,13 +14,7 @@ struct cli_server;
 enum err_code cli_figures_status(const struct cli_server *server, json_t **ret, char **ret_text,
                                  struct err *e) __attribute__((warn_unused_result));
 
-struct cli_figures_ready {
-    int http_status;   /* 200: serving */
-    char state[24];    /* "ok", "loading", "worker_down", ... */
-    char message[240]; /* why not */
-};
-enum err_code cli_figures_readyz(const struct cli_server *server, struct cli_figures_ready *ret,
-                                 struct err *e) __attribute__((warn_unused_result));
+bool cli_figures_is_serving(const json_t *root);
 
 /* Value at a path like "worker.kv_pages_used"; 0 or "" where it is missing. */
 double cli_figures_number(const json_t *root, const char *path);

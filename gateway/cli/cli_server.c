@@ -127,7 +127,7 @@ static bool listens(const struct cli_server *s)
     return true;
 }
 
-static void key_find(const struct settings *s, struct cli_server *server)
+void cli_server_key(struct cli_server *server, const struct settings *s)
 {
     const char *key = getenv("ISLET_API_KEY");
     if (key != NULL && key[0] != '\0') {
@@ -153,7 +153,7 @@ enum err_code cli_server_find(const struct cli_options *o, struct cli_server *re
         enum err_code code = cli_server_parse(given, &s, e);
         if (code != ERR_OK)
             return code;
-        key_find(NULL, &s);
+        cli_server_key(&s, NULL);
         *ret = s;
         return ERR_OK;
     }
@@ -168,7 +168,7 @@ enum err_code cli_server_find(const struct cli_options *o, struct cli_server *re
         code = err_set(e, ERR_ARGUMENT,
                        "neither server.listen nor server.socket is set; give --server");
     if (code == ERR_OK) {
-        key_find(settings, &s);
+        cli_server_key(&s, settings);
         *ret = s;
     }
     settings_free(settings);

@@ -31,6 +31,9 @@ enum err_code cli_server_of_listen(const struct settings *s, struct cli_server *
 /* The Unix socket of the settings; ERR_ARGUMENT if server.socket is off. */
 enum err_code cli_server_of_socket(const struct settings *s, struct cli_server *ret, struct err *e)
     __attribute__((warn_unused_result));
+/* Fills in the key: $ISLET_API_KEY, else the first line of the settings' server.api_key_file; settings may
+ * be NULL. */
+void cli_server_key(struct cli_server *server, const struct settings *settings);
 /* A connected, non-blocking socket; waits at most 5 s. ERR_IO says how to start a server. */
 enum err_code cli_server_connect(const struct cli_server *s, int *ret_fd, struct err *e)
     __attribute__((warn_unused_result));

@@ -70,29 +70,26 @@ int cli_status_main(const struct cli_options *o)
 {
     struct cli_server server;
     struct cli_term term;
-    struct cli_figures_ready ready = {0};
     struct err e = {0};
     json_t *root = NULL;
     char *text = NULL;
     cli_term_init(&term);
     if (cli_server_find(o, &server, &e) != ERR_OK ||
-        cli_figures_status(&server, &root, &text, &e) != ERR_OK ||
-        cli_figures_readyz(&server, &ready, &e) != ERR_OK) {
+        cli_figures_status(&server, &root, &text, &e) != ERR_OK) {
         fprintf(stderr, "islet status: %s\n", e.text);
-        json_decref(root);
-        free(text);
         return e.code == ERR_IO ? EXIT_NO_SERVER : 1;
     }
+    bool ok = cli_figures_is_serving(root);
     if (o->json) {
         printf("%s%s", text, text[0] != '\0' && text[strlen(text) - 1] == '\n' ? "" : "\n");
     } else {
-        bool ok = ready.http_status == 200;
+        const char *reason = cli_figures_text(root, "reason");
         printf("%s%s%s at %s%s%s\n", cli_term_out(&term, ok ? CLI_TERM_GREEN : CLI_TERM_RED),
-               ok ? "serving" : ready.state, cli_term_out(&term, CLI_TERM_PLAIN), server.name,
-               ready.message[0] != '\0' ? ": " : "", ready.message);
+               cli_figures_text(root, "state"), cli_term_out(&term, CLI_TERM_PLAIN), server.name,
+               reason[0] != '\0' ? ": " : "", reason);
         object_print(&term, "", root);
     }
     json_decref(root);
     free(text);
-    return ready.http_status == 200 ? 0 : 1;
+    return ok ? 0 : 1;
 }

@@ -1,5 +1,6 @@
 #include "cli_up.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -44,7 +45,7 @@ struct up {
     char model_set[4200];
     char private_dir[64];
     unsigned stops; /* times that the end was asked for */
-    bool was_ready, is_ready, closed;
+    bool was_ready, closed;
     int exit_status;
 };
 
@@ -126,7 +127,6 @@ static void on_exit_of(void *context, struct cli_child *child, int status)
         stop_next(u);
         return;
     }
-    u->is_ready = false;
     status_text(status, how, sizeof how);
     if (code == EXIT_USAGE || code == EXIT_CONFIG || code == EXIT_RUNNING || code == EXIT_SYSTEM ||
         code == 127) {
@@ -150,65 +150,52 @@ static void on_exit_of(void *context, struct cli_child *child, int status)
     uv_timer_again(&u->poll);
 }
 
-static void ready_print(struct up *u)
+static void ready_print(struct up *u, const json_t *status)
 {
     struct cli_server tcp;
-    json_t *status = NULL;
-    char text[400], context[48] = "";
-    const char *model = "";
-    if (cli_figures_status(&u->server, &status, NULL, NULL) == ERR_OK) {
-        model = cli_figures_text(status, "model");
-        double n_ctx = cli_figures_number(status, "n_ctx");
-        if (n_ctx > 0)
-            snprintf(context, sizeof context, ", context %.0f tokens", n_ctx);
-    }
-    bool has_tcp = cli_server_of_listen(u->settings, &tcp, NULL) == ERR_OK;
-    snprintf(text, sizeof text, "ready: %s%s (model %s%s)", has_tcp ? tcp.name : u->server.name,
-             has_tcp ? "/v1" : "", model, context);
-    cli_term_progress_clear(&u->term);
     if (u->was_ready) {
         say_text(u, "ready again");
-    } else {
-        printf("%s\n", text);
-        fflush(stdout);
+        return;
     }
-    u->was_ready = u->is_ready = true;
-    json_decref(status);
+    bool has_tcp = cli_server_of_listen(u->settings, &tcp, NULL) == ERR_OK;
+    cli_term_progress_clear(&u->term);
+    printf("ready: %s%s (model %s, context %.0f tokens)\n", has_tcp ? tcp.name : u->server.name,
+           has_tcp ? "/v1" : "", cli_figures_text(status, "model"),
+           cli_figures_number(status, "n_ctx"));
+    fflush(stdout);
+    u->was_ready = true;
 }
 
 /* A model that cannot be served leaves both processes up and waiting; at the first start that is an
  * error of whoever typed the command. */
-static void not_ready(struct up *u, const struct cli_figures_ready *r)
+static void not_ready(struct up *u, const json_t *status)
 {
-    bool hopeless = strcmp(r->state, "configuration") == 0 || strcmp(r->state, "failed") == 0 ||
-                    strcmp(r->state, "model_error") == 0;
+    const char *state = cli_figures_text(status, "state");
+    double percent = cli_figures_number(status, "progress");
+    bool hopeless = strcmp(state, "configuration") == 0 || strcmp(state, "model_error") == 0;
     if (hopeless && !u->was_ready) {
-        say_text(u, r->message);
+        say_text(u, cli_figures_text(status, "reason"));
         stop(u, EXIT_CONFIG);
         return;
     }
-    json_t *status = NULL;
-    int percent = -1;
-    if (cli_figures_status(&u->server, &status, NULL, NULL) == ERR_OK)
-        percent = (int)cli_figures_number(status, "progress");
-    json_decref(status);
-    cli_term_progress(&u->term, strcmp(r->state, "loading") == 0 ? "loading" : "starting",
-                      percent > 0 ? percent : -1);
+    cli_term_progress(&u->term, strcmp(state, "loading") == 0 ? "loading" : "starting",
+                      percent > 0 ? (int)percent : -1);
 }
 
 static void on_poll(uv_timer_t *timer)
 {
     struct up *u = timer->data;
-    struct cli_figures_ready r;
+    json_t *status = NULL;
     if (u->gateway.pid <= 0 || u->worker.pid <= 0 ||
-        cli_figures_readyz(&u->server, &r, NULL) != ERR_OK)
+        cli_figures_status(&u->server, &status, NULL, NULL) != ERR_OK)
         return;
-    if (r.http_status != 200) {
-        not_ready(u, &r);
-        return;
+    if (cli_figures_is_serving(status)) {
+        ready_print(u, status);
+        uv_timer_stop(timer);
+    } else {
+        not_ready(u, status);
     }
-    ready_print(u);
-    uv_timer_stop(timer);
+    json_decref(status);
 }
 
 static void on_stop_signal(uv_signal_t *handle, int number)
@@ -278,7 +265,11 @@ static enum err_code settings_read(struct up *u, struct err *e)
     if (access(model, R_OK) != 0)
         return err_set_os(e, ERR_ARGUMENT, errno, "model %s", model);
     code = cli_server_of_socket(u->settings, &u->server, NULL);
-    return code == ERR_OK ? code : cli_server_of_listen(u->settings, &u->server, e);
+    if (code != ERR_OK)
+        code = cli_server_of_listen(u->settings, &u->server, e);
+    if (code == ERR_OK)
+        cli_server_key(&u->server, u->settings);
+    return code;
 }
 
 static enum err_code runtime_make(struct up *u, struct err *e)
@@ -297,14 +288,14 @@ static enum err_code runtime_make(struct up *u, struct err *e)
 
 static void runtime_remove(const struct up *u)
 {
-    static const char *const names[] = {"http.sock", "worker.sock", "http.lock", "worker.lock"};
-    char path[128];
-    if (u->private_dir[0] == '\0')
+    struct dirent *entry;
+    DIR *dir = u->private_dir[0] != '\0' ? opendir(u->private_dir) : NULL;
+    if (dir == NULL)
         return;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        snprintf(path, sizeof path, "%s/%s", u->private_dir, names[i]);
-        unlink(path);
-    }
+    while ((entry = readdir(dir)) != NULL)
+        if (entry->d_name[0] != '.')
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    closedir(dir);
     rmdir(u->private_dir);
 }
 

@@ -181,7 +181,7 @@ describe('a running server', () => {
   test('chat on a terminal: editing, Ctrl-C stops the answer only, history, Ctrl-D', () => {
     const script = [
       ['> ', 'What is the capital of Norwaz\x7fy?\r'], ['Oslo.', ''],
-      ['> ', '/system Answer.\r'], ['new conversation', ''],
+      ['> ', '/clear\r'], ['new conversation', ''],
       ['> ', 'forgotten\x03'], ['> ', 'Hello!\r'], ['How can I help you?', ''],
       ['> ', '\x10\r'], ['How can I help you?', ''], // Ctrl-P: the line before
       ['> ', '\x04'],

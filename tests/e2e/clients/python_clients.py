@@ -14,6 +14,7 @@ def data_lines(lines):
     text = ""
     done = False
     for line in lines:
+        line = line.rstrip("\n")  # httpx 0.23 keeps it
         if not line.startswith("data: "):
             continue
         if line == "data: [DONE]":
