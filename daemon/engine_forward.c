@@ -1,5 +1,6 @@
 #include "engine_forward.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -275,6 +276,8 @@ static enum err_code layers(struct engine_forward *f)
         code = engine_attention_run(f, i);
         if (code == ERR_OK)
             code = engine_moe_run(f, i);
+        if (f->heartbeat != NULL)
+            atomic_fetch_add(f->heartbeat, 1);
         if (code == ERR_OK && fault_hit(FAULT_ENGINE_LAYER))
             code = ERR_DEVICE;
     }

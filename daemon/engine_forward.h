@@ -44,6 +44,8 @@ struct engine_forward {
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
     uint32_t n_rows, n_logits;
+    _Atomic uint64_t *heartbeat; /* counted up with every layer, so that a long step is no hang;
+                                  * NULL: nobody looks */
     uint32_t *token, *position, *sequence;   /* [max_rows] */
     uint32_t *logit_row;                     /* [max_logits]: rows whose logits are wanted */
     uint32_t *faults;                        /* [max_rows]: non-zero: a value was not finite */
