@@ -498,8 +498,7 @@ static void on_status(void *context)
 static bool waited_out(const struct gw_dispatch *d, const struct gw_request *q, uint64_t now)
 {
     const struct gw_upstream_facts *f = gw_upstream_get_facts(d->upstream);
-    struct gw_resume_wait w = {.now_ns = now,
-                               .since_ns = d->away_ns,
+    struct gw_resume_wait w = {.since_ns = d->away_ns,
                                .arrived_ns = q->arrived_ns,
                                .deadline_ms = d->o.resume_deadline_ms,
                                .loading = f->connected && f->state == PROTO_LOADING};

@@ -34,7 +34,7 @@ bool gw_resume_is_alone(const struct gw_resume *r);
 /* How long a generation may still wait for a worker. since_ns: when the worker went away or was first waited for;
  * arrived_ns: when this request came. loading: a worker is there and loads. UINT64_MAX: for ever. */
 struct gw_resume_wait {
-    uint64_t now_ns, since_ns, arrived_ns;
+    uint64_t since_ns, arrived_ns;
     int64_t deadline_ms;
     bool loading;
 };
