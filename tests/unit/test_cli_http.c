@@ -90,8 +90,8 @@ static void test_cli_http_answers_are_read_in_any_pieces(void **state)
 {
     static const char *const answers[] = {
         "HTTP/1.1 200 OK\r\nx-islet-seed: 7\r\nContent-Length: 5\r\n\r\nhello",
-        "HTTP/1.1 200 OK\r\nX-Islet-Seed: 7\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n"
-        "0\r\n\r\n",
+        ("HTTP/1.1 200 OK\r\nX-Islet-Seed: 7\r\nTransfer-Encoding: chunked\r\n\r\n"
+         "2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"),
         "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nx-islet-seed:7\r\nContent-Length: 5\r\n\r\nhello",
         "HTTP/1.0 200 OK\r\nx-islet-seed: 7\r\n\r\nhello",
     };
