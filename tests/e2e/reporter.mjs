@@ -4,8 +4,13 @@ import path from 'node:path';
 
 export default async function* reporter(source) {
   const files = new Map();
+  const said = new Map(); // standard error of each file
   let passed = 0, failed = 0;
   for await (const { type, data } of source) {
+    if (type === 'test:stderr') {
+      const name = path.basename(data.file ?? '?');
+      said.set(name, ((said.get(name) ?? '') + data.message).slice(-4000));
+    }
     if (type !== 'test:pass' && type !== 'test:fail') continue;
     const file = data.file ? path.basename(data.file) : '?';
     const isFile = data.nesting === 0 && data.name.endsWith('.mjs');
@@ -23,7 +28,8 @@ export default async function* reporter(source) {
       if ((isFile || isSuite) && /subtests? failed|test failed/i.test(String(data.details?.error?.message)) && f.failed > 0) continue;
       f.failed++;
       failed++;
-      yield `  FAIL  ${file}: ${data.name}\n${String(cause?.stack ?? cause ?? '').split('\n').slice(0, 40).map((l) => `        ${l}`).join('\n')}\n`;
+      const heard = isFile ? said.get(path.basename(data.name)) ?? '' : '';
+      yield `  FAIL  ${file}: ${data.name}\n${String(cause?.stack ?? cause ?? '').concat('\n', heard).split('\n').slice(0, 60).map((l) => `        ${l}`).join('\n')}\n`;
     }
   }
   for (const [file, f] of [...files].sort()) yield `  ${f.failed ? 'FAIL' : 'ok  '}  ${file}: ${f.passed} passed${f.failed ? `, ${f.failed} failed` : ''}\n`;

@@ -5,7 +5,7 @@ import { ask, assert, chat, httpBytes, raw, rawPost, sleep, startServer, stream,
 
 const seconds = Number(process.argv[2] ?? 30);
 const CLIENTS = 200;
-const server = await startServer({ model: process.env.MODEL || tinymoe, set: { 'server.queue': '256', 'server.socket': 'auto', 'log.level': 'warn' } });
+const server = await startServer({ model: process.env.MODEL || tinymoe, set: { 'server.queue': '256', 'memory.kv_budget': '24 MiB', 'log.level': 'warn' } });
 
 const fds = (pid) => readdirSync(`/proc/${pid}/fd`).length;
 const rssKiB = (pid) => Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))[1]);

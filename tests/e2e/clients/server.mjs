@@ -47,6 +47,7 @@ class Process {
 
   start(extraEnv = {}) {
     this.starts++;
+    this.killed = false;
     const env = { ...this.server.env, ...extraEnv };
     const child = spawn(path.join(bin, this.program), this.args, { env, stdio: ['ignore', 'pipe', 'pipe'] });
     this.child = child;
@@ -81,6 +82,7 @@ class Process {
   }
 
   kill(signal = 'SIGKILL') {
+    if (signal === 'SIGKILL') this.killed = true;
     if (this.alive) this.child.kill(signal);
     return this.exited;
   }
@@ -168,19 +170,19 @@ export class Server {
 
   async stop({ checkLogs = true } = {}) {
     this.worker.wanted = this.gateway.wanted = false;
-    const limit = (p) => Promise.race([p.exited, sleep(20000 * slow).then(() => { p.kill('SIGKILL'); throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`); })]);
+    const end = async (p) => {
+      if (!p.alive) return;
+      p.kill('SIGCONT');
+      p.kill('SIGTERM');
+      const ended = await Promise.race([p.exited, sleep(20000 * slow)]);
+      if (!ended) {
+        await p.kill('SIGKILL');
+        throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`);
+      }
+      if (!p.killed) assert.deepEqual(p.status, { code: 0, signal: null }, `${p.name}'s end\n${this.logText()}`);
+    };
     try {
-      if (this.gateway.alive) {
-        this.gateway.kill('SIGTERM');
-        await limit(this.gateway);
-        assert.deepEqual(this.gateway.status, { code: 0, signal: null }, `gateway's end\n${this.logText()}`);
-      }
-      if (this.worker.alive) {
-        this.worker.kill('SIGCONT');
-        this.worker.kill('SIGTERM');
-        await limit(this.worker);
-        assert.deepEqual(this.worker.status, { code: 0, signal: null }, `worker's end\n${this.logText()}`);
-      }
+      await end(this.gateway).finally(() => end(this.worker));
     } finally {
       rmSync(this.dir, { recursive: true, force: true });
     }
