@@ -186,6 +186,7 @@ static bool on_piece(void *context)
     atomic_fetch_add(&g->heartbeat, 1);
     take_submitted(g); /* a request that waits for the model can be cancelled at once */
     engine_run_sweep(&g->run);
+    engine_mail_flush(&g->mail);
     return atomic_load(&g->stop);
 }
 
@@ -315,10 +316,12 @@ static void *engine_main(void *argument)
         const bool more = turn(g);
         atomic_fetch_add(&g->heartbeat, 1);
         take_snapshot(g);
+        engine_mail_flush(&g->mail);
         if (!more && !atomic_load(&g->stop))
             queue_wait(g->submitted, IDLE_MS);
     }
     unload(g);
+    engine_mail_flush(&g->mail);
     return NULL;
 }
 

@@ -12,7 +12,8 @@ enum err_code engine_mail_start(struct engine_mail *m, size_t n, size_t n_last, 
     m->ready = queue_new(n + n_last + 1);
     m->idle = queue_new(n);
     m->pool = alloc_zero(ALLOC_REQUEST, n, sizeof(*m->pool));
-    if (m->ready == NULL || m->idle == NULL || m->pool == NULL) {
+    m->held = alloc_zero(ALLOC_REQUEST, n + n_last, sizeof(*m->held));
+    if (m->ready == NULL || m->idle == NULL || m->pool == NULL || m->held == NULL) {
         engine_mail_done(m);
         return err_set(e, ERR_NOMEM, "no memory for %zu events", n);
     }
@@ -26,8 +27,10 @@ void engine_mail_done(struct engine_mail *m)
     queue_free(m->ready);
     queue_free(m->idle);
     alloc_free(m->pool);
+    alloc_free(m->held);
     m->ready = m->idle = NULL;
     m->pool = NULL;
+    m->held = NULL;
 }
 
 size_t engine_mail_room(struct engine_mail *m)
@@ -48,16 +51,28 @@ struct engine_event *engine_mail_take(struct engine_mail *m, enum engine_event_k
 
 void engine_mail_send(struct engine_mail *m, struct engine_event *event)
 {
-    const bool sent = queue_push(m->ready, event);
-    assert(sent); /* the queue holds the pool, all last events and the state */
-    (void)sent;
+    m->held[m->n_held++] = event; /* it holds the pool and all last events */
+}
+
+void engine_mail_flush(struct engine_mail *m)
+{
+    if (m->n_held == 0)
+        return;
+    for (size_t i = 0; i < m->n_held; i++) {
+        const bool sent = queue_push(m->ready, m->held[i]);
+        assert(sent); /* the queue holds the pool, all last events and the state */
+        (void)sent;
+    }
+    m->n_held = 0;
     m->notify(m->notify_context);
 }
 
 void engine_mail_send_state(struct engine_mail *m)
 {
-    if (!atomic_exchange(&m->state_queued, true))
-        engine_mail_send(m, &m->state);
+    if (atomic_exchange(&m->state_queued, true))
+        return;
+    (void)queue_push(m->ready, &m->state);
+    m->notify(m->notify_context);
 }
 
 struct engine_event *engine_mail_next(struct engine_mail *m)

@@ -12,7 +12,9 @@ struct engine_mail {
     struct queue *ready, *idle;
     struct engine_event *pool; /* [n] */
     size_t n;
-    struct engine_event state; /* the one STATE event */
+    struct engine_event state;  /* the one STATE event */
+    struct engine_event **held; /* [n + n_last]: sent, and waiting for the flush */
+    size_t n_held;
     _Atomic bool state_queued;
     void (*notify)(void *context);
     void *notify_context;
@@ -28,7 +30,9 @@ size_t engine_mail_room(struct engine_mail *m); /* events of the pool that are i
 /* An event of the pool, cleared; the caller made sure that there is room. */
 struct engine_event *engine_mail_take(struct engine_mail *m, enum engine_event_kind kind,
                                       uint64_t handle);
+/* Holds the event until engine_mail_flush, so that the snapshot is never behind what the loop was told. */
 void engine_mail_send(struct engine_mail *m, struct engine_event *event);
+void engine_mail_flush(struct engine_mail *m);
 void engine_mail_send_state(struct engine_mail *m); /* any thread; several become one */
 
 /* Loop thread. */

@@ -14,7 +14,6 @@
 
 enum {
     MAX_BODY = 1 << 20,
-    FRESH_MS = 20, /* a status record this young is served as it is */
     WAIT_MS =
         100 /* longest wait for a fresh one; then the last known values go out with their age */
 };
@@ -132,19 +131,12 @@ void gw_api_health_on_status(void *context)
         waiter_answer(list_entry(s->status_waiters.next, struct waiter, link));
 }
 
-static bool is_fresh(const struct gw_service *s)
-{
-    const struct gw_upstream_status *status =
-        gw_upstream_get_status(gw_dispatch_upstream(s->dispatch));
-    return status->known && ticks_ns(s->ticks) - status->received_ns < FRESH_MS * 1000000ull;
-}
-
 /* Answers now, or when the worker has said how it is, but not later than WAIT_MS. */
 static void with_status(struct gw_service *s, struct gw_exchange *x,
                         void (*answer)(struct gw_service *s, struct gw_exchange *x))
 {
     static const struct gw_exchange_events events = {.cancel = on_cancel};
-    if (!s->dispatch || is_fresh(s) || !gw_upstream_ask_status(gw_dispatch_upstream(s->dispatch))) {
+    if (!s->dispatch || !gw_upstream_ask_status(gw_dispatch_upstream(s->dispatch))) {
         answer(s, x);
         return;
     }
