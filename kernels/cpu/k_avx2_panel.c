@@ -279,24 +279,40 @@ K_STREAM_INLINE void panel_mul(enum k_format format, const uint8_t *w, uint32_t 
     }
 }
 
+/* Each format a function of its own, which keeps the compiler's registers apart. */
+#define PANEL_KERNEL(name, format)                                                              \
+    static __attribute__((noinline)) void name(const uint8_t *w, uint32_t n_out, uint32_t n_in, \
+                                               const void *const *x, float *const *y,           \
+                                               uint32_t n_rows, void *work)                     \
+    {                                                                                           \
+        panel_mul(format, w, n_out, n_in, x, y, n_rows, work);                                  \
+    }
+/* clang-format off */
+PANEL_KERNEL(q4_0, K_Q4_0)
+PANEL_KERNEL(q8_0, K_Q8_0)
+PANEL_KERNEL(q4_k, K_Q4_K)
+PANEL_KERNEL(q5_k, K_Q5_K)
+PANEL_KERNEL(q6_k, K_Q6_K)
+/* clang-format on */
+
 void k_avx2_panel_mul(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
                       const void *const *x, float *const *y, uint32_t n_rows, void *work)
 {
     switch (format) {
     case K_Q4_0:
-        panel_mul(K_Q4_0, w, n_out, n_in, x, y, n_rows, work);
+        q4_0(w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q8_0:
-        panel_mul(K_Q8_0, w, n_out, n_in, x, y, n_rows, work);
+        q8_0(w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q4_K:
-        panel_mul(K_Q4_K, w, n_out, n_in, x, y, n_rows, work);
+        q4_k(w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q5_K:
-        panel_mul(K_Q5_K, w, n_out, n_in, x, y, n_rows, work);
+        q5_k(w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q6_K:
-        panel_mul(K_Q6_K, w, n_out, n_in, x, y, n_rows, work);
+        q6_k(w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_F32:
     case K_F16:

@@ -1,4 +1,4 @@
-/* Products by AVX-512 VNNI: one row as B1 has it, more rows by k_avx512_panel.c, float weights as A8. */
+/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c, float weights as A8. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -29,23 +29,28 @@ K_STREAM_INLINE __m256i scaled_dot(const __m512i w[4], const __m512i scale[4], c
 }
 
 K_STREAM_INLINE void dot_mins(enum k_format format, const uint8_t *block, const struct k_act_row *x,
-                              uint32_t xb, __m256i *s, __m128i *m)
+                              const int R, uint32_t xb, uint32_t lane, struct k_stream_sums *ret)
 {
     __m512i w[4], scale[4];
     k_avx512_unpack256(format, block, w);
     const __m128i both = k_stream_scale_min(block);
     const __m512i wide = _mm512_castsi256_si512(_mm256_cvtepu8_epi32(both));
+    const __m128i mins = _mm_cvtepu8_epi16(_mm_srli_si128(both, 8));
     K_STREAM_UNROLL
     for (int p = 0; p < 4; p++)
         scale[p] = _mm512_permutexvar_epi32(
             k_avx512_join(_mm256_set1_epi32(2 * p), _mm256_set1_epi32(2 * p + 1)), wide);
-    *s = scaled_dot(w, scale, x->q + 256 * (size_t)xb);
-    *m = _mm_madd_epi16(_mm_cvtepu8_epi16(_mm_srli_si128(both, 8)),
-                        _mm_loadu_si128((const __m128i *)(const void *)(x->sum + 8 * (size_t)xb)));
+    K_STREAM_UNROLL
+    for (int r = 0; r < R; r++) {
+        const int16_t *sums = x[r].sum + 8 * (size_t)xb;
+        ret->s[r][lane] = scaled_dot(w, scale, x[r].q + 256 * (size_t)xb);
+        ret->m[r][lane] =
+            _mm_madd_epi16(mins, _mm_loadu_si128((const __m128i *)(const void *)sums));
+    }
 }
 
-K_STREAM_INLINE void dot_q6_k(const uint8_t *block, const struct k_act_row *x, uint32_t xb,
-                              __m256i *s)
+K_STREAM_INLINE void dot_q6_k(const uint8_t *block, const struct k_act_row *x, const int R,
+                              uint32_t xb, uint32_t lane, struct k_stream_sums *ret)
 {
     __m512i w[4], scale[4];
     k_avx512_unpack256(K_Q6_K, block, w);
@@ -58,31 +63,41 @@ K_STREAM_INLINE void dot_q6_k(const uint8_t *block, const struct k_act_row *x, u
             _mm512_add_epi32(_mm512_set1_epi32(4 * p),
                              _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0)),
             wide);
-    const __m256i sums =
-        _mm256_loadu_si256((const __m256i *)(const void *)(x->sum16 + 16 * (size_t)xb));
-    const __m256i offset = _mm256_madd_epi16(_mm256_cvtepi8_epi16(scales), sums);
-    *s = _mm256_sub_epi32(scaled_dot(w, scale, x->q + 256 * (size_t)xb),
-                          _mm256_slli_epi32(offset, 5)); /* the weights were 32 too large */
+    K_STREAM_UNROLL
+    for (int r = 0; r < R; r++) {
+        const __m256i sums =
+            _mm256_loadu_si256((const __m256i *)(const void *)(x[r].sum16 + 16 * (size_t)xb));
+        const __m256i offset = _mm256_madd_epi16(_mm256_cvtepi8_epi16(scales), sums);
+        /* the weights were 32 too large */
+        ret->s[r][lane] = _mm256_sub_epi32(scaled_dot(w, scale, x[r].q + 256 * (size_t)xb),
+                                           _mm256_slli_epi32(offset, 5));
+    }
 }
 
 K_STREAM_INLINE void dot_32(enum k_format format, const uint8_t *block, const struct k_act_row *x,
-                            uint32_t xb, __m256i *s)
+                            const int R, uint32_t xb, uint32_t lane, struct k_stream_sums *ret)
 {
     const int32_t offset = format == K_Q8_0 ? -128 : -8;
-    const __m256i start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(offset * x->sum[xb]));
-    const __m256i q = _mm256_loadu_si256((const __m256i *)(const void *)(x->q + 32 * (size_t)xb));
-    *s = _mm256_dpbusd_epi32(start, k_avx512_unpack32(format, block), q);
+    const __m256i w = k_avx512_unpack32(format, block);
+    K_STREAM_UNROLL
+    for (int r = 0; r < R; r++) {
+        const __m256i start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(offset * x[r].sum[xb]));
+        const int8_t *q = x[r].q + 32 * (size_t)xb;
+        ret->s[r][lane] =
+            _mm256_dpbusd_epi32(start, w, _mm256_loadu_si256((const __m256i *)(const void *)q));
+    }
 }
 
 K_STREAM_INLINE void dot_block(enum k_format format, const uint8_t *block,
-                               const struct k_act_row *x, uint32_t xb, __m256i *s, __m128i *m)
+                               const struct k_act_row *x, const int R, uint32_t xb, uint32_t lane,
+                               struct k_stream_sums *ret)
 {
     if (k_stream_has_mins(format))
-        dot_mins(format, block, x, xb, s, m);
+        dot_mins(format, block, x, R, xb, lane, ret);
     else if (format == K_Q6_K)
-        dot_q6_k(block, x, xb, s);
+        dot_q6_k(block, x, R, xb, lane, ret);
     else
-        dot_32(format, block, x, xb, s);
+        dot_32(format, block, x, R, xb, lane, ret);
 }
 
 /* A8: 32 lanes are two vectors; the tree's first step adds them. */
@@ -135,10 +150,26 @@ K_STREAM_INLINE void mul_float(enum k_format format, const uint8_t *w, uint32_t 
             y[r][o] = dot_float(format, w, x[r], n_in);
 }
 
+/* clang-format off */
+K_STREAM_KERNEL(q4_0_rows1, K_Q4_0, dot_block, 1)
+K_STREAM_KERNEL(q8_0_rows1, K_Q8_0, dot_block, 1)
+K_STREAM_KERNEL(q4_k_rows1, K_Q4_K, dot_block, 1)
+K_STREAM_KERNEL(q4_k_rows2, K_Q4_K, dot_block, 2)
+K_STREAM_KERNEL(q4_k_rows3, K_Q4_K, dot_block, 3)
+K_STREAM_KERNEL(q5_k_rows1, K_Q5_K, dot_block, 1)
+K_STREAM_KERNEL(q5_k_rows2, K_Q5_K, dot_block, 2)
+K_STREAM_KERNEL(q5_k_rows3, K_Q5_K, dot_block, 3)
+K_STREAM_KERNEL(q6_k_rows1, K_Q6_K, dot_block, 1)
+K_STREAM_KERNEL(q6_k_rows2, K_Q6_K, dot_block, 2)
+K_STREAM_KERNEL(q6_k_rows3, K_Q6_K, dot_block, 3)
+/* clang-format on */
+
 static void mul(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
                 const void *const *x, float *const *y, uint32_t n_rows, void *work)
 {
-    if (k_format_form(format) != K_FORM_F32 && n_rows > 1) {
+    /* 32-blocks are unpacked so cheaply that a panel pays from two rows on. */
+    if ((k_stream_small(format) && n_rows > 1) ||
+        (k_format_form(format) == K_FORM_Q256 && n_rows > K_STREAM_ROWS)) {
         k_avx512_panel_mul(format, w, n_out, n_in, x, y, n_rows, work);
         return;
     }
@@ -153,19 +184,25 @@ static void mul(enum k_format format, const void *w, uint32_t n_out, uint32_t n_
         mul_float(K_BF16, w, n_out, n_in, x, y, n_rows);
         break;
     case K_Q4_0:
-        k_stream_row(K_Q4_0, dot_block, w, n_out, n_in, x[0], y[0], work);
+        q4_0_rows1(w, n_out, n_in, x, y, work);
         break;
     case K_Q8_0:
-        k_stream_row(K_Q8_0, dot_block, w, n_out, n_in, x[0], y[0], work);
+        q8_0_rows1(w, n_out, n_in, x, y, work);
         break;
     case K_Q4_K:
-        k_stream_row(K_Q4_K, dot_block, w, n_out, n_in, x[0], y[0], work);
+        (n_rows == 1   ? q4_k_rows1
+         : n_rows == 2 ? q4_k_rows2
+                       : q4_k_rows3)(w, n_out, n_in, x, y, work);
         break;
     case K_Q5_K:
-        k_stream_row(K_Q5_K, dot_block, w, n_out, n_in, x[0], y[0], work);
+        (n_rows == 1   ? q5_k_rows1
+         : n_rows == 2 ? q5_k_rows2
+                       : q5_k_rows3)(w, n_out, n_in, x, y, work);
         break;
     case K_Q6_K:
-        k_stream_row(K_Q6_K, dot_block, w, n_out, n_in, x[0], y[0], work);
+        (n_rows == 1   ? q6_k_rows1
+         : n_rows == 2 ? q6_k_rows2
+                       : q6_k_rows3)(w, n_out, n_in, x, y, work);
         break;
     }
 }

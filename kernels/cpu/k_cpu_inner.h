@@ -8,7 +8,7 @@
 enum {
     K_CPU_TILE_ROWS = 64, /* rows of a product at once */
     K_CPU_HEADS = 8,      /* query heads of attention at once */
-    K_CPU_WORK_BYTES = 48 * 1024
+    K_CPU_WORK_BYTES = 64 * 1024
 };
 
 /* y[r][o] = w[o] . x[r] for o < n_out, r < n_rows <= K_CPU_TILE_ROWS. x[r]: the row in the form that `format` reads.

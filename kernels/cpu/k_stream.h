@@ -1,4 +1,4 @@
-/* What AVX2 and AVX-512 share: reductions of int32 vectors, scales, and the product with one row (B1): weight blocks in
+/* What AVX2 and AVX-512 share: reductions of int32 vectors, scales, and the product with few rows (B1): weight blocks in
  * memory order, one stream, eight at a time; their vectors are reduced together by a transposing add tree, and the terms
  * of each output are folded in order afterwards. Each level brings its own dot product of a block. Only for files compiled
  * with a level's flags. */
@@ -24,7 +24,8 @@
 
 enum {
     K_STREAM_LANES = 8,
-    K_STREAM_T = 8192, /* terms held before a fold */
+    K_STREAM_ROWS = 3, /* most rows at once; more rows are better off with a panel */
+    K_STREAM_T = 4096, /* terms of a row held before a fold */
     K_STREAM_AHEAD = 1024
 };
 
@@ -141,28 +142,33 @@ static inline void k_stream_fold(const float *t, uint32_t n_blocks, const float 
     }
 }
 
-/* S of one block as eight lanes yet to be added, and M as four. `xb`: the activation's block. */
+/* Sums of eight blocks with R rows, as lanes yet to be added: S as eight, M as four. */
+struct k_stream_sums {
+    __m256i s[K_STREAM_ROWS][K_STREAM_LANES];
+    __m128i m[K_STREAM_ROWS][K_STREAM_LANES];
+};
+/* Fills [r][lane] for r < R from one weight block. `xb`: the activations' block. */
 typedef void k_stream_block_fn(enum k_format format, const uint8_t *block,
-                               const struct k_act_row *x, uint32_t xb, __m256i *s, __m128i *m);
+                               const struct k_act_row *x, const int R, uint32_t xb, uint32_t lane,
+                               struct k_stream_sums *ret);
 
-/* Terms of n consecutive blocks, of whatever outputs they are. `even`: n and n_blocks are multiples of 8, so that eight
- * blocks belong to one output and every address is known. */
+/* Terms of n consecutive blocks, of whatever outputs they are; t[r] = t + r * K_STREAM_T. `even`: n and n_blocks are
+ * multiples of 8, so that eight blocks belong to one output and every address is known. */
 K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot, const bool even,
                                     const uint8_t *w, uint32_t n, uint32_t n_blocks,
-                                    const struct k_act_row *x, float *t)
+                                    const struct k_act_row *x, const int R, float *t)
 {
     const uint32_t bytes = k_stream_bytes(format);
     const uint8_t *block = w;
     uint32_t xb = 0;
     for (uint32_t i = 0; i < n; i += K_STREAM_LANES) {
-        __m256i s[K_STREAM_LANES], mins = _mm256_setzero_si256();
-        __m128i m[K_STREAM_LANES];
+        struct k_stream_sums sums;
         int32_t d[K_STREAM_LANES];
         for (uint32_t at = 0; at < K_STREAM_LANES * bytes; at += 64)
             _mm_prefetch((const char *)block + at + K_STREAM_AHEAD, _MM_HINT_T0);
         K_STREAM_UNROLL
         for (uint32_t l = 0; l < K_STREAM_LANES; l++) {
-            dot(format, block, x, xb, &s[l], &m[l]);
+            dot(format, block, x, R, xb, l, &sums);
             d[l] = (int32_t)k_stream_scales(format, block);
             if (even) {
                 block += bytes;
@@ -174,29 +180,50 @@ K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot
         }
         if (even)
             xb = xb == n_blocks ? 0 : xb;
-        if (k_stream_has_mins(format))
-            mins = k_stream_tree128(m);
-        _mm256_storeu_ps(t + i, k_stream_term(format, k_stream_tree(s), mins, d));
+        K_STREAM_UNROLL
+        for (int r = 0; r < R; r++) {
+            __m256i mins = _mm256_setzero_si256();
+            if (k_stream_has_mins(format))
+                mins = k_stream_tree128(sums.m[r]);
+            _mm256_storeu_ps(t + r * K_STREAM_T + i,
+                             k_stream_term(format, k_stream_tree(sums.s[r]), mins, d));
+        }
     }
 }
 
-K_STREAM_INLINE void k_stream_row(enum k_format format, k_stream_block_fn *dot, const uint8_t *w,
-                                  uint32_t n_out, uint32_t n_in, const void *x, float *y, float *t)
+/* R rows; with format, dot and R constant this is one kernel. */
+K_STREAM_INLINE void k_stream_some(enum k_format format, k_stream_block_fn *dot, const uint8_t *w,
+                                   uint32_t n_out, uint32_t n_in, const void *const *x,
+                                   float *const *y, const int R, float *t)
 {
     const enum k_form form = k_stream_small(format) ? K_FORM_Q32 : K_FORM_Q256;
-    const struct k_act_row row = k_format_act_row(form, (void *)(uintptr_t)x, n_in);
     const uint32_t n_blocks = n_in / (k_stream_small(format) ? 32 : 256);
     const size_t stride = (size_t)n_blocks * k_stream_bytes(format);
     const uint32_t fits = K_STREAM_T / n_blocks, tile = fits < 64 ? fits : 64;
+    struct k_act_row rows[K_STREAM_ROWS];
+    K_STREAM_UNROLL
+    for (int r = 0; r < R; r++)
+        rows[r] = k_format_act_row(form, (void *)(uintptr_t)x[r], n_in);
     for (uint32_t o = 0; o < n_out; o += tile) {
         const uint32_t n = n_out - o < tile ? n_out - o : tile;
+        const uint8_t *first = w + stride * o;
         if (n_blocks % K_STREAM_LANES == 0)
-            k_stream_terms(format, dot, true, w + stride * o, n * n_blocks, n_blocks, &row, t);
+            k_stream_terms(format, dot, true, first, n * n_blocks, n_blocks, rows, R, t);
         else
-            k_stream_terms(format, dot, false, w + stride * o, n * n_blocks, n_blocks, &row, t);
-        k_stream_fold(t, n_blocks, row.dx, n, y + o);
+            k_stream_terms(format, dot, false, first, n * n_blocks, n_blocks, rows, R, t);
+        K_STREAM_UNROLL
+        for (int r = 0; r < R; r++)
+            k_stream_fold(t + r * K_STREAM_T, n_blocks, rows[r].dx, n, y[r] + o);
     }
 }
+
+/* Defines one kernel as a function of its own, which keeps the compiler's registers apart. */
+#define K_STREAM_KERNEL(name, format, dot, R)                                                   \
+    static __attribute__((noinline)) void name(const uint8_t *w, uint32_t n_out, uint32_t n_in, \
+                                               const void *const *x, float *const *y, float *t) \
+    {                                                                                           \
+        k_stream_some(format, dot, w, n_out, n_in, x, y, R, t);                                 \
+    }
 
 #endif
 #endif
