@@ -17,7 +17,8 @@ static uint64_t aligned(uint64_t n)
     return (n + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
 }
 
-unsigned engine_forward_forms(const struct gguf_tensor *const *tensors, unsigned n)
+/* The forms that n matrices read, as bits of enum k_form. */
+static unsigned forms_of(const struct gguf_tensor *const *tensors, unsigned n)
 {
     unsigned forms = 0;
     for (unsigned i = 0; i < n; i++)
@@ -69,9 +70,9 @@ static void all_forms(const struct model *m, unsigned *ret_norm, unsigned *ret_h
     for (uint32_t i = 0; i < m->shape.n_layer; i++) {
         const struct shape_layer *l = &m->tensors.layers[i];
         const struct gguf_tensor *const norm[] = {l->q, l->k, l->v, l->router, l->gate, l->up};
-        *ret_norm |= engine_forward_forms(norm, 6);
-        *ret_heads |= engine_forward_forms(&l->attn_output, 1);
-        *ret_hidden |= engine_forward_forms(&l->down, 1);
+        *ret_norm |= forms_of(norm, 6);
+        *ret_heads |= forms_of(&l->attn_output, 1);
+        *ret_hidden |= forms_of(&l->down, 1);
     }
 }
 
@@ -116,8 +117,7 @@ static void place(struct engine_forward *f, const struct k_device *device)
     place_experts(f, hidden);
     f->gather_index = take(f, z->max_logits * 4ull);
     f->gathered = take(f, (uint64_t)z->max_logits * shape->n_embd * 4);
-    f->head_act = take_act(f, z->max_logits, shape->n_embd,
-                           engine_forward_forms(&f->model->tensors.output, 1));
+    f->head_act = take_act(f, z->max_logits, shape->n_embd, forms_of(&f->model->tensors.output, 1));
     f->device_logits = take(f, (uint64_t)z->max_logits * shape->n_vocab * 4);
 }
 

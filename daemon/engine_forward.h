@@ -78,7 +78,4 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
 /* Experts of the last step in `layer`, [n_rows][n_used] in rank order; lent until the next step. */
 const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer);
 
-/* The forms that n matrices read, as bits of enum k_form. */
-unsigned engine_forward_forms(const struct gguf_tensor *const *tensors, unsigned n);
-
 #endif

@@ -152,7 +152,7 @@ void engine_run_fail(struct engine_run *run, struct engine_slot *slot, const str
     engine_run_fail_job(run, job, cause);
 }
 
-void engine_run_cancel_job(struct engine_run *run, struct engine_job *job)
+static void cancel_job(struct engine_run *run, struct engine_job *job)
 {
     list_remove(&job->waiting);
     job->last.done = (struct proto_done){
@@ -169,7 +169,7 @@ void engine_run_sweep(struct engine_run *run)
     list_each_safe(it, &run->waiting) {
         struct engine_job *job = list_entry(it, struct engine_job, waiting);
         if (atomic_load(&job->cancelled))
-            engine_run_cancel_job(run, job);
+            cancel_job(run, job);
     }
     for (uint32_t i = 0; i < run->n_slots; i++)
         if (run->slots[i].job != NULL && atomic_load(&run->slots[i].job->cancelled))

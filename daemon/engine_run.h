@@ -65,6 +65,5 @@ size_t engine_run_events(const struct engine_config *config);
 void engine_run_finish(struct engine_run *run, struct engine_slot *slot, enum proto_finish finish);
 void engine_run_fail(struct engine_run *run, struct engine_slot *slot, const struct err *cause);
 void engine_run_fail_job(struct engine_run *run, struct engine_job *job, const struct err *cause);
-void engine_run_cancel_job(struct engine_run *run, struct engine_job *job);
 
 #endif

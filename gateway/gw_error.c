@@ -43,7 +43,7 @@ unsigned gw_error_status(enum gw_error_code code)
     return rows[code].status;
 }
 
-const char *gw_error_type(enum gw_error_code code)
+static const char *type_of(enum gw_error_code code)
 {
     return rows[code].type;
 }
@@ -87,7 +87,7 @@ void gw_error_write(struct buf *out, const struct gw_error *error)
 {
     buf_text(out, "{\"error\":{\"message\":");
     quote(out, error->message);
-    buf_format(out, ",\"type\":\"%s\",\"param\":", gw_error_type(error->code));
+    buf_format(out, ",\"type\":\"%s\",\"param\":", type_of(error->code));
     if (error->param != NULL)
         quote(out, error->param);
     else

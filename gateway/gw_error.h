@@ -46,7 +46,6 @@ struct gw_error {
 };
 
 unsigned gw_error_status(enum gw_error_code code);
-const char *gw_error_type(enum gw_error_code code);
 const char *gw_error_name(enum gw_error_code code); /* the JSON `code` */
 
 /* Appends {"error":{"message","type","param","code"[,extra]}}. Lends nothing, keeps nothing. */

@@ -280,7 +280,8 @@ enum gw_head_result gw_head_scan(struct gw_head *h, const char *bytes, size_t n,
 
 /* ---- the table: what a well-formed head must not say ------------------------------------------------------------- */
 
-bool gw_head_host_wellformed(struct gw_http_text host)
+/* Name, IPv4 or [IPv6], and a port; no userinfo, comma, space or path. An empty text is well-formed. */
+static bool host_wellformed(struct gw_http_text host)
 {
     size_t i = 0;
     if (host.n > 0 && host.p[0] == '[') {
@@ -434,7 +435,7 @@ static bool judge_target(struct gw_head *h, const struct facts *f, struct gw_htt
         bool same = authority.n == f->host.n;
         for (size_t i = 0; same && i < n; i++)
             same = ((uint8_t)t.p[i] | 0x20) == ((uint8_t)f->host.p[i] | 0x20);
-        if (n == 0 || (f->n_host > 0 && !same) || !gw_head_host_wellformed(authority))
+        if (n == 0 || (f->n_host > 0 && !same) || !host_wellformed(authority))
             return bad(h, "the address in the request line differs from Host");
         r->host = authority;
         t.p += n;
@@ -456,7 +457,7 @@ bool gw_head_judge(struct gw_head *h, const char *head, struct gw_http_request *
         return false;
     if (f.n_host > 1 || (f.n_host == 0 && r->minor == 1))
         return bad(h, "HTTP/1.1 asks for exactly one Host");
-    if (!gw_head_host_wellformed(f.host))
+    if (!host_wellformed(f.host))
         return bad(h, "Host must be a name or an address and a port");
     r->has_host = f.n_host > 0;
     r->host = f.host;

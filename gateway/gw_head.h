@@ -54,7 +54,5 @@ enum gw_head_result gw_head_scan(struct gw_head *h, const char *bytes, size_t n,
 bool gw_head_judge(struct gw_head *h, const char *head, struct gw_http_request *r);
 
 bool gw_head_token_byte(uint8_t c);
-/* Host syntax: name, IPv4 or [IPv6], and a port; no userinfo, comma, space or path. An empty text is well-formed. */
-bool gw_head_host_wellformed(struct gw_http_text host);
 
 #endif

@@ -65,7 +65,6 @@ struct gw_loop {
     uv_prepare_t prepare;
     uv_check_t check;
     uv_timer_t pause, drain;
-    uv_async_t stop;
     uv_signal_t signals[3];
     bool handle_signals, paused, listening, deadline_over, finished;
     int64_t drain_deadline_ms;
@@ -360,7 +359,6 @@ static void finish(struct gw_loop *l)
     close_handle((uv_handle_t *)&l->check);
     close_handle((uv_handle_t *)&l->pause);
     close_handle((uv_handle_t *)&l->drain);
-    close_handle((uv_handle_t *)&l->stop);
     if (l->handle_signals)
         for (size_t i = 0; i < 3; i++)
             close_handle((uv_handle_t *)&l->signals[i]);
@@ -421,7 +419,8 @@ static void on_deadline(uv_timer_t *timer)
     uv_timer_start(&l->drain, on_force, FORCE_MS, 0);
 }
 
-void gw_loop_stop(struct gw_loop *l)
+/* A second call is the deadline. */
+static void stop(struct gw_loop *l)
 {
     if (l->finished)
         return;
@@ -445,16 +444,6 @@ void gw_loop_stop(struct gw_loop *l)
         l->hooks.draining(l->hooks.context);
 }
 
-static void on_stop(uv_async_t *handle)
-{
-    gw_loop_stop(handle->data);
-}
-
-void gw_loop_stop_async(struct gw_loop *l)
-{
-    uv_async_send(&l->stop);
-}
-
 /* ---- signals, systemd -------------------------------------------------------------------------------------------- */
 
 static void reload(struct gw_loop *l)
@@ -473,7 +462,7 @@ static void on_signal(uv_signal_t *handle, int number)
     if (number == SIGHUP)
         reload(handle->data);
     else
-        gw_loop_stop(handle->data);
+        stop(handle->data);
 }
 
 void gw_loop_ready(struct gw_loop *l)
@@ -509,7 +498,7 @@ static void handles_start(struct gw_loop *l)
     uv_check_init(&l->uv, &l->check);
     uv_timer_init(&l->uv, &l->pause);
     uv_timer_init(&l->uv, &l->drain);
-    l->prepare.data = l->check.data = l->pause.data = l->drain.data = l->stop.data = l;
+    l->prepare.data = l->check.data = l->pause.data = l->drain.data = l;
     uv_prepare_start(&l->prepare, on_prepare);
     uv_check_start(&l->check, on_check);
     for (size_t i = 0; l->handle_signals && i < 3; i++) {
@@ -564,11 +553,6 @@ enum err_code gw_loop_new(const struct gw_loop_options *options, struct gw_loop 
     l->reserve_fd = -1;
     enum err_code code = bind_all(l, options, e);
     int uv = code == ERR_OK ? uv_loop_init(&l->uv) : 0;
-    if (code == ERR_OK && uv == 0) {
-        uv = uv_async_init(&l->uv, &l->stop, on_stop);
-        if (uv != 0)
-            uv_loop_close(&l->uv);
-    }
     if (uv != 0)
         code = err_set(e, ERR_IO, "the server's loop cannot start: %s", uv_strerror(uv));
     if (code != ERR_OK) {
@@ -625,22 +609,9 @@ struct gw_conn_shared *gw_loop_shared(struct gw_loop *l)
     return &l->shared;
 }
 
-bool gw_loop_inherited(const struct gw_loop *l)
-{
-    return l->listen.inherited;
-}
-
 bool gw_loop_beyond_loopback(const struct gw_loop *l)
 {
     return gw_listen_beyond_loopback(&l->listen);
-}
-
-unsigned gw_loop_port(const struct gw_loop *l, unsigned i)
-{
-    for (size_t k = 0; k < l->listen.n; k++)
-        if (l->listen.sockets[k].port != 0 && i-- == 0)
-            return l->listen.sockets[k].port;
-    return 0;
 }
 
 unsigned gw_loop_connections(const struct gw_loop *l)

@@ -24,7 +24,7 @@ struct gw_loop_hooks {
 
 struct gw_loop_options {
     const char *
-        listen; /* server.listen: "127.0.0.1:8484, [::1]:8484"; "" or "none": no TCP. Port 0: any, see gw_loop_port */
+        listen; /* server.listen: "127.0.0.1:8484, [::1]:8484"; "" or "none": no TCP. Port 0: any free one */
     const char *socket; /* path of the Unix socket, mode 0660; NULL: none */
     bool use_inherited; /* LISTEN_FDS named `http` replace both */
     bool handle_signals;
@@ -43,12 +43,8 @@ void gw_loop_free(struct gw_loop *l); /* NULL is fine */
 
 uv_loop_t *gw_loop_uv(struct gw_loop *l);
 struct gw_conn_shared *gw_loop_shared(struct gw_loop *l);
-bool gw_loop_inherited(
-    const struct gw_loop *l); /* listeners came from systemd: never exit for a bad configuration */
 /* A listener is not on loopback: a reload must not leave it without a key. */
 bool gw_loop_beyond_loopback(const struct gw_loop *l);
-unsigned gw_loop_port(const struct gw_loop *l,
-                      unsigned i); /* port of the i-th TCP listener; 0: there is none */
 unsigned gw_loop_connections(const struct gw_loop *l);
 
 void gw_loop_ready(struct gw_loop *l); /* sd_notify READY=1 */
@@ -56,10 +52,6 @@ void gw_loop_status(struct gw_loop *l, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void gw_loop_set_auth(struct gw_loop *l, const struct gw_auth *auth);
 void gw_loop_set_drain_deadline(struct gw_loop *l, int64_t ms);
-/* As SIGTERM; a second call is the deadline. From the loop's thread. */
-void gw_loop_stop(struct gw_loop *l);
-/* As gw_loop_stop; from any thread. */
-void gw_loop_stop_async(struct gw_loop *l);
 /* Turns until stopped. */
 void gw_loop_run(struct gw_loop *l);
 

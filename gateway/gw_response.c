@@ -11,7 +11,7 @@
     "x-request-id, openai-processing-ms, retry-after, x-islet-degraded, x-islet-seed, " \
     "x-islet-ignored"
 
-const char *gw_response_reason(unsigned status)
+static const char *reason_of(unsigned status)
 {
     static const struct {
         unsigned status;
@@ -99,7 +99,7 @@ static void head(struct buf *out, const struct gw_response *r)
 {
     bool events = r->content_type != NULL &&
                   strncmp(r->content_type, "text/event-stream", strlen("text/event-stream")) == 0;
-    buf_format(out, "HTTP/1.1 %u %s\r\n", r->status, gw_response_reason(r->status));
+    buf_format(out, "HTTP/1.1 %u %s\r\n", r->status, reason_of(r->status));
     date(out);
     buf_format(out, "Server: islet/%s\r\nx-request-id: %s\r\n", ISLET_VERSION, r->request_id);
     if (r->content_type != NULL)

@@ -44,6 +44,5 @@ void gw_response_preflight(struct buf *out, const struct gw_response *r,
 
 /* The request's x-request-id if it is well-formed, else a new one. r may be NULL. */
 void gw_response_id(const struct gw_http_request *r, char ret[GW_RESPONSE_ID_BYTES]);
-const char *gw_response_reason(unsigned status); /* "OK", "Not Found", ... */
 
 #endif

@@ -156,7 +156,7 @@ enum err_code cli_options_find(const char *name, enum cli_command *ret, struct e
     return err_set(e, ERR_ARGUMENT, "unknown command '%s'; `islet help` lists them", name);
 }
 
-const char *cli_options_name(enum cli_command command)
+static const char *command_name(enum cli_command command)
 {
     return command_rows[command].name;
 }
@@ -184,9 +184,9 @@ static enum err_code option_find(enum cli_command command, const char *name, siz
     }
     if (best <= 3)
         return err_set(e, ERR_ARGUMENT, "%s: unknown option '%s'; did you mean '%s'?",
-                       cli_options_name(command), word, near);
+                       command_name(command), word, near);
     return err_set(e, ERR_ARGUMENT, "%s: unknown option '%s'; see `islet help %s`",
-                   cli_options_name(command), word, cli_options_name(command));
+                   command_name(command), word, command_name(command));
 }
 
 static enum err_code number_read(const struct option_row *row, const char *text, void *at,
@@ -266,7 +266,7 @@ static enum err_code words_check(const struct cli_options *o, struct err *e)
     bool takes_words = o->command == CLI_COMMAND_RUN || o->command == CLI_COMMAND_HELP;
     if (o->n_words > 0 && !takes_words)
         return err_set(e, ERR_ARGUMENT, "%s: unexpected word '%s'; see `islet help %s`",
-                       cli_options_name(o->command), o->words[0], cli_options_name(o->command));
+                       command_name(o->command), o->words[0], command_name(o->command));
     return ERR_OK;
 }
 

@@ -50,6 +50,5 @@ void cli_options_help(FILE *out, enum cli_command command); /* CLI_COMMAND_HELP:
 /* ERR_ARGUMENT for an unknown name, with the nearest known one. */
 enum err_code cli_options_find(const char *name, enum cli_command *ret, struct err *e)
     __attribute__((warn_unused_result));
-const char *cli_options_name(enum cli_command command);
 
 #endif
