@@ -124,7 +124,7 @@ static void norm(const float *x, const float *weight, float *y, uint32_t n, floa
     for (uint32_t l = 0; i + l < n; l++)
         lanes[l] = k_float_fma(x[i + l], x[i + l], lanes[l]);
     const float mean = k_float_tree32(lanes) / (float)n;
-    const float r = 1.0f / __builtin_sqrtf(mean + eps);
+    const float r = 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(mean + eps)));
     const __m256 factor = _mm256_set1_ps(r);
     for (i = 0; i + 8 <= n; i += 8)
         _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor),
@@ -191,6 +191,57 @@ static void rope(float *x, const float *table, uint32_t half)
     }
 }
 
+static bool kv_write_f16(void *layer, uint32_t n_head_kv, uint32_t dim, uint32_t slot,
+                         const float *k, const float *v)
+{
+    uint16_t *keys = layer, *values = keys + (size_t)n_head_kv * dim * K_PAGE;
+    const __m128i infinite = _mm_set1_epi16(0x7c00);
+    __m128i wrong = _mm_setzero_si128();
+    bool fault = false;
+    for (uint32_t h = 0; h < n_head_kv; h++, k += dim, v += dim) {
+        uint16_t *key = keys + (size_t)h * dim * K_PAGE + slot;
+        uint16_t *value = values + ((size_t)h * K_PAGE + slot) * dim;
+        uint32_t d = 0;
+        for (; d + 8 <= dim; d += 8) {
+            const __m128i k16 = _mm256_cvtps_ph(_mm256_loadu_ps(k + d), _MM_FROUND_TO_NEAREST_INT);
+            const __m128i v16 = _mm256_cvtps_ph(_mm256_loadu_ps(v + d), _MM_FROUND_TO_NEAREST_INT);
+            uint16_t each[8];
+            _mm_storeu_si128((__m128i *)(void *)each, k16);
+            for (uint32_t i = 0; i < 8; i++)
+                key[(size_t)(d + i) * K_PAGE] = each[i];
+            _mm_storeu_si128((__m128i *)(void *)(value + d), v16);
+            wrong = _mm_or_si128(
+                wrong, _mm_or_si128(_mm_cmpeq_epi16(_mm_and_si128(k16, infinite), infinite),
+                                    _mm_cmpeq_epi16(_mm_and_si128(v16, infinite), infinite)));
+        }
+        for (; d < dim; d++) {
+            key[(size_t)d * K_PAGE] = k_float_to_f16(k[d]);
+            value[d] = k_float_to_f16(v[d]);
+            fault |= (key[(size_t)d * K_PAGE] & 0x7c00) == 0x7c00 || (value[d] & 0x7c00) == 0x7c00;
+        }
+    }
+    return fault || !_mm_testz_si128(wrong, wrong);
+}
+
+static float softmax(const float *x, uint32_t n, float *e)
+{
+    float m = x[0], lanes[32] = {0};
+    for (uint32_t i = 1; i < n; i++)
+        m = x[i] > m ? x[i] : m;
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 v = k_avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(m)));
+        float *lane = lanes + i % 32;
+        _mm256_storeu_ps(e + i, v);
+        _mm256_storeu_ps(lane, _mm256_add_ps(_mm256_loadu_ps(lane), v));
+    }
+    for (; i < n; i++) {
+        e[i] = k_float_exp32(x[i] - m);
+        lanes[i % 32] = lanes[i % 32] + e[i];
+    }
+    return k_float_tree32(lanes);
+}
+
 static void add(float *x, const float *y, uint32_t n)
 {
     uint32_t i = 0;
@@ -222,6 +273,8 @@ void k_avx2_rows_fill(struct k_cpu_inner *ret)
     ret->norm = norm;
     ret->swiglu = swiglu;
     ret->rope = rope;
+    ret->kv_write_f16 = kv_write_f16;
+    ret->softmax = softmax;
     ret->add = add;
     ret->finite = finite;
     ret->moe_sum = moe_sum;

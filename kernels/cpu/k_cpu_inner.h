@@ -33,7 +33,12 @@ struct k_cpu_inner {
     void (*swiglu)(float *h, const float *up, uint32_t n);
     /* A15 for one head: pairs (x[i], x[i + half]); table: cos, sin [half][2]. */
     void (*rope)(float *x, const float *table, uint32_t half);
+    /* A17 for one position of an f16 page of one layer. True: a value overflowed. */
+    bool (*kv_write_f16)(void *layer, uint32_t n_head_kv, uint32_t dim, uint32_t slot,
+                         const float *k, const float *v);
     k_cpu_attention_fn *attention;
+    /* A13: e[i] = exp32(x[i] - largest); returns their sum. Finite x only. */
+    float (*softmax)(const float *x, uint32_t n, float *e);
     void (*add)(float *x, const float *y, uint32_t n);
     bool (*finite)(const float *x, uint32_t n);
     /* y = fold over ranks; x += y (A14, A16). out[k] = out + k * stride. */

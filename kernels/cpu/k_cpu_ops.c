@@ -221,9 +221,11 @@ static void kv_write_piece(const void *context, uint32_t row, uint32_t thread)
     const uint32_t *table = k_host_at(kv->table);
     const uint32_t page = table[(size_t)sequence * kv->max_pages + position / K_PAGE];
     const size_t at = (size_t)row * kv->n_head_kv * kv->head_dim;
-    if (k_ref_kv_write((uint8_t *)k_host_at(kv->pool) + kv->page_bytes * page + kv->layer_offset,
-                       kv->type, kv->n_head_kv, kv->head_dim, position % K_PAGE,
-                       (const float *)k_host_at(a->k) + at, (const float *)k_host_at(a->v) + at))
+    uint8_t *layer = (uint8_t *)k_host_at(kv->pool) + kv->page_bytes * page + kv->layer_offset;
+    const float *k = (const float *)k_host_at(a->k) + at, *v = (const float *)k_host_at(a->v) + at;
+    if (kv->type == K_KV_F16
+            ? job->inner->kv_write_f16(layer, kv->n_head_kv, kv->head_dim, position % K_PAGE, k, v)
+            : k_ref_kv_write(layer, kv->type, kv->n_head_kv, kv->head_dim, position % K_PAGE, k, v))
         set_fault(&a->rows, row);
 }
 
@@ -255,10 +257,16 @@ static void router_piece(const void *context, uint32_t row, uint32_t thread)
     const struct job *job = context;
     const struct k_router *a = job->args;
     struct scratch *s = k_pool_scratch(job->pool, thread);
-    if (k_ref_router(a, (const float *)k_host_at(a->logits) + (size_t)row * a->n_expert, s->experts,
-                     (uint32_t *)k_host_at(a->ids) + (size_t)row * a->n_used,
-                     (float *)k_host_at(a->weights) + (size_t)row * a->n_used))
+    const float *logits = (const float *)k_host_at(a->logits) + (size_t)row * a->n_expert;
+    uint32_t *ids = (uint32_t *)k_host_at(a->ids) + (size_t)row * a->n_used;
+    float *weights = (float *)k_host_at(a->weights) + (size_t)row * a->n_used;
+    if (!job->inner->finite(logits, a->n_expert)) {
+        k_ref_router_fault(a, ids, weights);
         set_fault(&a->rows, row);
+        return;
+    }
+    const float sum = job->inner->softmax(logits, a->n_expert, s->experts);
+    k_ref_router_choose(a, logits, s->experts, sum, ids, weights);
 }
 
 static enum err_code router(const struct k_router *a, struct k_stream *s)

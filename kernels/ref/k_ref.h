@@ -24,9 +24,16 @@ bool k_ref_kv_write(void *layer, enum k_kv_type type, uint32_t n_head_kv, uint32
 bool k_ref_attention_head(const float *q, const uint8_t *const *pages, uint32_t n_visible,
                           const struct k_kv *kv, uint32_t head_kv, float scale, float *work,
                           float *y);
+/* A13: e[i] = exp32(x[i] - largest); returns the sum of e. Finite x only. */
+float k_ref_softmax(const float *x, uint32_t n, float *e);
 /* A13 for one row. True: a logit was not finite. work: float [n_expert]. */
 bool k_ref_router(const struct k_router *a, const float *logits, float *work, uint32_t *ids,
                   float *weights);
+/* The rest of it: from finite logits, e and their sum to the chosen. */
+void k_ref_router_choose(const struct k_router *a, const float *logits, const float *e, float sum,
+                         uint32_t *ids, float *weights);
+/* What a row with a fault gets, so that its experts exist. */
+void k_ref_router_fault(const struct k_router *a, uint32_t *ids, float *weights);
 void k_ref_grouping(const struct k_grouping *a, uint32_t n_rows);
 
 #endif

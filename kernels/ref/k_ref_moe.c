@@ -4,33 +4,27 @@
 #include "k_float.h"
 #include "k_ref.h"
 
-bool k_ref_router(const struct k_router *a, const float *logits, float *work, uint32_t *ids,
-                  float *weights)
+float k_ref_softmax(const float *x, uint32_t n, float *e)
 {
-    const uint32_t n = a->n_expert;
-    float m = logits[0];
+    float m = x[0], lanes[32] = {0};
+    for (uint32_t i = 1; i < n; i++)
+        m = x[i] > m ? x[i] : m;
     for (uint32_t i = 0; i < n; i++) {
-        if (!k_float_finite(logits[i])) {
-            for (uint32_t r = 0; r < a->n_used; r++) {
-                ids[r] = r;
-                weights[r] = 0.0f;
-            }
-            return true;
-        }
-        m = logits[i] > m ? logits[i] : m;
+        e[i] = k_float_exp32(x[i] - m);
+        lanes[i % 32] = lanes[i % 32] + e[i];
     }
-    float lanes[32] = {0};
-    for (uint32_t i = 0; i < n; i++) {
-        work[i] = k_float_exp32(logits[i] - m);
-        lanes[i % 32] = lanes[i % 32] + work[i];
-    }
-    const float sum = k_float_tree32(lanes);
+    return k_float_tree32(lanes);
+}
+
+void k_ref_router_choose(const struct k_router *a, const float *logits, const float *e, float sum,
+                         uint32_t *ids, float *weights)
+{
     /* The best not yet taken, by (logit falling, index rising): what comes after (last, last_id). */
     float last = 0.0f, chosen = 0.0f;
     uint32_t last_id = 0;
     for (uint32_t r = 0; r < a->n_used; r++) {
         uint32_t best = UINT32_MAX;
-        for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t i = 0; i < a->n_expert; i++) {
             if (r > 0 && (logits[i] > last || (logits[i] == last && i <= last_id)))
                 continue;
             if (best == UINT32_MAX || logits[i] > logits[best])
@@ -39,7 +33,7 @@ bool k_ref_router(const struct k_router *a, const float *logits, float *work, ui
         last = logits[best];
         last_id = best;
         ids[r] = best;
-        weights[r] = work[best] / sum;
+        weights[r] = e[best] / sum;
         chosen = r == 0 ? weights[0] : chosen + weights[r];
     }
     for (uint32_t r = 0; r < a->n_used; r++) {
@@ -48,6 +42,26 @@ bool k_ref_router(const struct k_router *a, const float *logits, float *work, ui
         if (a->scale != 1.0f)
             weights[r] = weights[r] * a->scale;
     }
+}
+
+void k_ref_router_fault(const struct k_router *a, uint32_t *ids, float *weights)
+{
+    for (uint32_t r = 0; r < a->n_used; r++) {
+        ids[r] = r;
+        weights[r] = 0.0f;
+    }
+}
+
+bool k_ref_router(const struct k_router *a, const float *logits, float *work, uint32_t *ids,
+                  float *weights)
+{
+    for (uint32_t i = 0; i < a->n_expert; i++)
+        if (!k_float_finite(logits[i])) {
+            k_ref_router_fault(a, ids, weights);
+            return true;
+        }
+    const float sum = k_ref_softmax(logits, a->n_expert, work);
+    k_ref_router_choose(a, logits, work, sum, ids, weights);
     return false;
 }
 

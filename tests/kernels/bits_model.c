@@ -60,9 +60,10 @@ struct attention_case {
     uint32_t n_pages; /* of the pool */
 };
 
-/* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D], faults [rows]. */
+/* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D], faults [rows], a hash of all
+ * pages. */
 static bool attend(struct bits_side *side, const struct attention_case *c, uint32_t chunk, float *y,
-                   uint32_t *faults)
+                   uint32_t *faults, uint64_t *ret_pages)
 {
     struct pile all = {.side = side};
     const uint32_t dim = c->kv.head_dim, n = c->sequences * c->length;
@@ -98,6 +99,10 @@ static bool attend(struct bits_side *side, const struct attention_case *c, uint3
         free(position);
         free(sequence);
     }
+    const uint8_t *pages = bits_host(kv.pool);
+    *ret_pages = UINT64_C(0xcbf29ce484222325);
+    for (uint64_t i = 0; i < kv.page_bytes * c->n_pages; i++)
+        *ret_pages = (*ret_pages ^ pages[i]) * UINT64_C(0x100000001b3);
     return drop(&all) && ok;
 }
 
@@ -153,17 +158,28 @@ bool bits_attention(struct bits_run *run)
     bits_fill(r, BITS_NORMAL, c.q, (size_t)n * c.n_head * dim);
     bits_fill(r, kind, c.k, (size_t)n * c.kv.n_head_kv * dim);
     bits_fill(r, kind, c.v, (size_t)n * c.kv.n_head_kv * dim);
+    if (bits_below(r, 3) == 0) /* subnormal as f16 */
+        for (size_t i = 0; i < (size_t)n * c.kv.n_head_kv * dim; i++) {
+            c.k[i] *= 0x1p-14f;
+            c.v[i] *= 0x1p-16f;
+        }
+    const bool bad_key = bits_below(r, 4) == 0;
     if (bits_below(r, 4) == 0) /* a query, or a key that the cache cannot hold */
         c.q[bits_below(r, n * c.n_head * dim)] = bits_not_finite(r);
-    if (bits_below(r, 4) == 0)
+    if (bad_key)
         c.k[bits_below(r, n * c.kv.n_head_kv * dim)] = bits_below(r, 2) ? 1e9f : bits_not_finite(r);
     const size_t width = (size_t)c.n_head * dim, count = n * width;
     float *y_ref = must(count * 4), *y = must(count * 4), *y_one = must(count * 4);
     uint32_t *faults_ref = must(n * 4), *faults = must(n * 4), *faults_one = must(n * 4);
     const uint32_t chunk = bits_between(r, 1, 64);
-    bool ok = attend(&run->reference, &c, n, y_ref, faults_ref) &&
-              attend(&run->tried, &c, n, y, faults) &&
-              attend(&run->tried, &c, chunk, y_one, faults_one);
+    uint64_t pages_ref, pages, pages_one;
+    bool ok = attend(&run->reference, &c, n, y_ref, faults_ref, &pages_ref) &&
+              attend(&run->tried, &c, n, y, faults, &pages) &&
+              attend(&run->tried, &c, chunk, y_one, faults_one, &pages_one);
+    if (ok && !bad_key && (pages != pages_ref || pages_one != pages_ref)) {
+        printf("KV pages differ from the reference's\n");
+        ok = false;
+    }
     ok = ok && same_rows(run, "attention", y_ref, y, faults_ref, faults, width, n) &&
          same_rows(run, "attention in chunks", y_ref, y_one, faults_ref, faults_one, width, n);
     if (!ok)
