@@ -179,7 +179,7 @@ PROMPT ?= What is the capital of Norway?
 demo: export ISLET_DEMO_MODEL := $(MODEL)
 demo: export ISLET_DEMO_PROMPT := $(PROMPT)
 demo: deps-demo ## asks the shipped model one question through both processes: make demo [MODEL=file] [PROMPT="..."]
-	@$(MAKE) --no-print-directory -j$(JOBS) $(BINS)
+	@$(MAKE) -s --no-print-directory -j$(JOBS) $(BINS)
 	@echo "> $$ISLET_DEMO_PROMPT"
 	@$(B)/bin/islet run --model "$$ISLET_DEMO_MODEL" -- "$$ISLET_DEMO_PROMPT"
 

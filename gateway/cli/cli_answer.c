@@ -71,17 +71,12 @@ static uint64_t count_of(const json_t *object, const char *key)
 static void figures_read(struct cli_answer *a, const json_t *root)
 {
     const json_t *usage = json_object_get(root, "usage");
-    const json_t *timings = json_object_get(root, "timings");
     if (json_is_object(usage)) {
         a->prompt_tokens = count_of(usage, "prompt_tokens");
         a->tokens = count_of(usage, "completion_tokens");
         a->cached_tokens =
             count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
         a->resumed = (unsigned)count_of(json_object_get(usage, "islet"), "resumed");
-    }
-    if (json_is_object(timings)) {
-        a->prompt_per_second = json_number_value(json_object_get(timings, "prompt_per_second"));
-        a->tokens_per_second = json_number_value(json_object_get(timings, "predicted_per_second"));
     }
 }
 
@@ -162,15 +157,15 @@ enum err_code cli_answer_ask(const struct cli_server *server, json_t *body, int 
 void cli_answer_figures(const struct cli_answer *a, char *ret, size_t n)
 {
     char resumed[48] = "";
-    double rate = a->tokens_per_second;
-    if (rate <= 0 && a->tokens > 1 && a->total_ns > a->first_ns)
-        rate = (double)(a->tokens - 1) * 1e9 / (double)(a->total_ns - a->first_ns);
+    double seconds = (double)a->total_ns / 1e9;
     if (a->resumed > 0)
         snprintf(resumed, sizeof resumed, ", resumed %u time%s", a->resumed,
                  a->resumed == 1 ? "" : "s");
     snprintf(ret, n,
-             "%llu prompt + %llu answer tokens, %.1f tok/s, first text after %.0f ms, %s%s%s%s",
-             (unsigned long long)a->prompt_tokens, (unsigned long long)a->tokens, rate,
-             (double)a->first_ns / 1e6, a->finish[0] != '\0' ? a->finish : "unfinished",
-             a->seed[0] != '\0' ? ", seed " : "", a->seed, resumed);
+             "%llu prompt + %llu answer tokens in %.0f ms (%.0f tok/s), first text after %.0f ms, "
+             "%s%s%s%s",
+             (unsigned long long)a->prompt_tokens, (unsigned long long)a->tokens, seconds * 1e3,
+             seconds > 0 ? (double)a->tokens / seconds : 0, (double)a->first_ns / 1e6,
+             a->finish[0] != '\0' ? a->finish : "unfinished", a->seed[0] != '\0' ? ", seed " : "",
+             a->seed, resumed);
 }

@@ -110,9 +110,9 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *piece)
     }
 }
 
-/* In the child, between fork and exec: only calls that are safe there. Signals are blocked and still ours
- * to forget, or the parent's loop would see them. Its own process group keeps the terminal's Ctrl-C from
- * it; the death signal ends it if `islet up` is killed. */
+/* In the child, between fork and exec: only calls that are safe there. Signals are blocked and
+ * still ours to forget, or the parent's loop would see them. Its own process group keeps the
+ * terminal's Ctrl-C from it; the death signal ends it if `islet up` is killed. */
 static void become(const struct cli_child *c, int output, pid_t parent)
 {
     static const int ours[] = {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};

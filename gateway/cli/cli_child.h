@@ -1,5 +1,5 @@
-/* One program that `islet up` keeps running: started, its output prefixed line by line, started again
- * with back-off when it dies. Thread: the loop. */
+/* One program that `islet up` keeps running: started, its output prefixed line by line, started
+ * again with back-off when it dies. Thread: the loop. */
 #ifndef ISLET_CLI_CHILD_H
 #define ISLET_CLI_CHILD_H
 

@@ -32,8 +32,8 @@ struct cli_http_response {
     struct buf body; /* what on_data did not take; free with cli_http_response_done */
 };
 
-/* ERR_OK whatever the status is; ERR_IO: no server, lost connection, silence; ERR_PROTOCOL: not HTTP;
- * ERR_CANCELLED: stop_fd. Always leaves *ret fit for cli_http_response_done. */
+/* ERR_OK whatever the status is; ERR_IO: no server, lost connection, silence; ERR_PROTOCOL: not
+ * HTTP; ERR_CANCELLED: stop_fd. Always leaves *ret fit for cli_http_response_done. */
 enum err_code cli_http_send(const struct cli_server *server, const struct cli_http_call *call,
                             struct cli_http_response *ret, struct err *e)
     __attribute__((warn_unused_result));

@@ -17,8 +17,8 @@ struct cli_server {
     char key[512];  /* Bearer key, or "" */
 };
 
-/* --server, else $ISLET_SERVER, else the settings: server.socket if something listens there, else the
- * first address of server.listen. The key is $ISLET_API_KEY, else the first line of
+/* --server, else $ISLET_SERVER, else the settings: server.socket if something listens there, else
+ * the first address of server.listen. The key is $ISLET_API_KEY, else the first line of
  * server.api_key_file. */
 enum err_code cli_server_find(const struct cli_options *o, struct cli_server *ret, struct err *e)
     __attribute__((warn_unused_result));
@@ -31,8 +31,8 @@ enum err_code cli_server_of_listen(const struct settings *s, struct cli_server *
 /* The Unix socket of the settings; ERR_ARGUMENT if server.socket is off. */
 enum err_code cli_server_of_socket(const struct settings *s, struct cli_server *ret, struct err *e)
     __attribute__((warn_unused_result));
-/* Fills in the key: $ISLET_API_KEY, else the first line of the settings' server.api_key_file; settings may
- * be NULL. */
+/* Fills in the key: $ISLET_API_KEY, else the first line of the settings' server.api_key_file;
+ * settings may be NULL. */
 void cli_server_key(struct cli_server *server, const struct settings *settings);
 /* A connected, non-blocking socket; waits at most 5 s. ERR_IO says how to start a server. */
 enum err_code cli_server_connect(const struct cli_server *s, int *ret_fd, struct err *e)

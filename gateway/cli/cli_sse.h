@@ -1,5 +1,5 @@
-/* Server-sent events: bytes in, the text behind each `data:` out. Comments and other fields are passed
- * over. */
+/* Server-sent events: bytes in, the text behind each `data:` out. Comments and other fields are
+ * passed over. */
 #ifndef ISLET_CLI_SSE_H
 #define ISLET_CLI_SSE_H
 

@@ -4,8 +4,8 @@
 
 #include "err.h"
 
-/* Blocks both signals in this thread and those it starts; gives a descriptor that is readable once one
- * came. */
+/* Blocks both signals in this thread and those it starts; gives a descriptor that is readable once
+ * one came. */
 enum err_code cli_stop_open(int *ret_fd, struct err *e) __attribute__((warn_unused_result));
 /* Forgets what came; returns the last signal, or 0. */
 int cli_stop_take(int fd);
