@@ -414,6 +414,8 @@ static void on_lost(void *context)
     unsigned n = d->n_flights;
     memcpy(lost, d->flights, n * sizeof *lost);
     d->n_flights = 0;
+    if (n > 0)
+        d->away_ns = now_of(d); /* what ran until now waits from now on */
     d->o.metrics->worker_losses_total++;
     /* Those that ran go in front of those that waited. */
     list_init(&later);
@@ -516,6 +518,15 @@ static void unavailable(struct gw_dispatch *d, struct gw_refusal *why)
     why->retry_after_s = 5;
 }
 
+/* A worker that drains still works for it. */
+static bool is_running(const struct gw_request *q)
+{
+    for (unsigned i = 0; i < q->n_choices; i++)
+        if (q->choices[i].state == GW_REQUEST_RUNNING)
+            return true;
+    return false;
+}
+
 static void expire(struct gw_dispatch *d, struct list *tickets, uint64_t now)
 {
     struct gw_refusal why;
@@ -525,7 +536,7 @@ static void expire(struct gw_dispatch *d, struct list *tickets, uint64_t now)
         list_each(it, tickets) {
             struct gw_admit_ticket *t = list_entry(it, struct gw_admit_ticket, link);
             struct gw_request *q = list_entry(t, struct gw_request, ticket);
-            if (!waited_out(d, q, now))
+            if (is_running(q) || !waited_out(d, q, now))
                 continue;
             unavailable(d, &why);
             request_fail(d, q, &why);
@@ -565,10 +576,9 @@ static void on_tick(uv_timer_t *timer)
     if (!d->serving && d->trouble[0] == '\0') {
         expire(d, &d->admit.waiting, now);
         expire(d, &d->admit.running, now);
-    } else {
-        silence_check(d, now);
-        pump(d);
     }
+    silence_check(d, now);
+    pump(d);
 }
 
 /* ---- in and out ---- */

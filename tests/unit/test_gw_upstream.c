@@ -333,6 +333,28 @@ static void test_gw_upstream_drain_ends_the_queue_and_lets_the_rest_finish(void 
     gw_request_drop(waits);
 }
 
+static bool has_begun(void *user)
+{
+    return ((struct gw_request *)user)->choices[0].n_ids > 0;
+}
+
+/* The answer takes three times the deadline, which counts from when nobody works for it. */
+static void test_gw_upstream_draining_worker_finishes_what_it_runs(void **state)
+{
+    struct bed *b = *state;
+    b->options.interval_ms = 100;
+    b->worker = fake_worker_start(&b->options);
+    dispatch_open(b, 4, 250);
+    turn_until(b, is_serving, b->dispatch);
+    struct gw_request *q = request(b, "");
+    submit(b, q);
+    turn_until(b, has_begun, q);
+    fake_worker_set_state(b->worker, PROTO_DRAINING, "");
+    turn_until(b, is_over, q);
+    assert_echo(&q->choices[0], 9);
+    gw_request_drop(q);
+}
+
 #define BED_TEST(name) cmocka_unit_test_setup_teardown(name, bed_open, bed_close)
 
 int main(void)
@@ -346,6 +368,7 @@ int main(void)
         BED_TEST(test_gw_upstream_malformed_frames_lose_the_worker_only),
         BED_TEST(test_gw_upstream_poison_ends_after_three_losses),
         BED_TEST(test_gw_upstream_drain_ends_the_queue_and_lets_the_rest_finish),
+        BED_TEST(test_gw_upstream_draining_worker_finishes_what_it_runs),
     };
     signal(SIGPIPE, SIG_IGN); /* as the program does */
     return cmocka_run_group_tests(tests, NULL, NULL);
