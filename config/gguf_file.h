@@ -17,8 +17,7 @@ struct gguf_file {
     uint64_t *file_sizes;  /* as fstat said at open */
     struct gguf **headers; /* one a part; keys are those of part 0 */
     size_t n_tensors;
-    const struct gguf_tensor *
-        *tensors; /* all parts, by part and file order; .file = part: own copies */
+    const struct gguf_tensor **tensors; /* own copies, by part and file order; .file = part */
 };
 
 /* Opens `path`; if it names one part of a split set, all of them. Gives *ret; free with

@@ -1,5 +1,6 @@
-/* The engine thread and its two bounded queues. It alone touches model state: weights, KV pages, sequences, the compute
- * device. The loop thread submits requests and cancels, and takes events; nothing else is shared.
+/* The engine thread and its two bounded queues. It alone touches model state: weights, KV pages,
+ * sequences, the compute device. The loop thread submits requests and cancels, and takes events;
+ * nothing else is shared.
  *
  * Thread: all functions here are the loop thread's, unless said otherwise. */
 #ifndef ISLET_ENGINE_H
@@ -30,7 +31,8 @@ struct engine_config {
     void *notify_context;
 };
 
-/* A request as the loop hands it over: one heap block (engine_request_new) that owns copies of the run's arrays. */
+/* A request as the loop hands it over: one heap block (engine_request_new) that owns copies of the
+ * run's arrays. */
 struct engine_request {
     uint64_t handle;      /* unique for the process' life; the loop's name for (peer, request id) */
     struct proto_run run; /* pointers into this block */
@@ -89,8 +91,8 @@ struct engine_snapshot {
     char backend[32];
 };
 
-/* Starts the thread, which loads the model at once (state LOADING, then SERVING or FAILED with the reason; events tell).
- * Gives *ret; end with engine_stop. ERR_NOMEM, ERR_IO (thread). */
+/* Starts the thread, which loads the model at once (state LOADING, then SERVING or FAILED with the
+ * reason; events tell). Gives *ret; end with engine_stop. ERR_NOMEM, ERR_IO (thread). */
 enum err_code engine_start(const struct engine_config *config, struct engine **ret, struct err *e)
     __attribute__((warn_unused_result));
 /* Cancels everything, joins the thread, frees. NULL is fine. */
@@ -100,12 +102,14 @@ void engine_load_again(struct engine *g);
 /* No new requests from now on (state DRAINING). */
 void engine_drain(struct engine *g);
 
-/* Takes the request on success. Exactly one DONE or ERROR event follows for its handle. ERR_BUSY: too many wait, or
- * draining; ERR_ARGUMENT: ids outside the vocabulary, prompt as long as the context, n_prompt 0, ...: the text names
- * value and limit. While LOADING requests are accepted and wait. */
+/* Takes the request on success. Exactly one DONE or ERROR event follows for its handle. ERR_BUSY:
+ * too many wait, or draining; ERR_ARGUMENT: ids outside the vocabulary, prompt as long as the
+ * context, n_prompt 0, ...: the text names value and limit. While LOADING requests are accepted and
+ * wait. */
 enum err_code engine_submit(struct engine *g, struct engine_request *request, struct err *e)
     __attribute__((warn_unused_result));
-/* Ends the handle with DONE/cancelled, at once when it waits, else after the running step. Unknown: ignored. */
+/* Ends the handle with DONE/cancelled, at once when it waits, else after the running step. Unknown:
+ * ignored. */
 void engine_cancel(struct engine *g, uint64_t handle);
 
 /* Next event, or NULL. Lent until engine_event_return. */

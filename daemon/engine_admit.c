@@ -197,8 +197,8 @@ static void describe(const struct engine_run *run, uint64_t now_ns,
     }
 }
 
-/* Pages for the slot's rows; younger sequences, at last the slot itself, give theirs: never an older
- * one, whose rows are chosen already. */
+/* Pages for the slot's rows; younger sequences, at last the slot itself, give theirs: never an
+ * older one, whose rows are chosen already. */
 static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
                          struct engine_sched_sequence *seen)
 {

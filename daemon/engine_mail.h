@@ -1,5 +1,6 @@
 /* Events from the engine thread to the loop: a fixed pool and a queue of those that are ready. A
- * request's last event is not of the pool, so that a full pool never keeps a request from ending. */
+ * request's last event is not of the pool, so that a full pool never keeps a request from
+ * ending. */
 #ifndef ISLET_ENGINE_MAIL_H
 #define ISLET_ENGINE_MAIL_H
 
@@ -30,7 +31,8 @@ size_t engine_mail_room(struct engine_mail *m); /* events of the pool that are i
 /* An event of the pool, cleared; the caller made sure that there is room. */
 struct engine_event *engine_mail_take(struct engine_mail *m, enum engine_event_kind kind,
                                       uint64_t handle);
-/* Holds the event until engine_mail_flush, so that the snapshot is never behind what the loop was told. */
+/* Holds the event until engine_mail_flush, so that the snapshot is never behind what the loop was
+ * told. */
 void engine_mail_send(struct engine_mail *m, struct engine_event *event);
 void engine_mail_flush(struct engine_mail *m);
 void engine_mail_send_state(struct engine_mail *m); /* any thread; several become one */

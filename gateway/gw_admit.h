@@ -1,7 +1,9 @@
-/* The queue of requests that wait for a place at the worker. Pure: events and the time in, decisions out.
+/* The queue of requests that wait for a place at the worker. Pure: events and the time in,
+ * decisions out.
  *
- * Order. Within one key: by priority, then arrival. Between keys the one with fewest running requests goes first. One
- * priority step weighs as much as a second of waiting or one running request of the same key, so nothing starves.
+ * Order. Within one key: by priority, then arrival. Between keys the one with fewest running
+ * requests goes first. One priority step weighs as much as a second of waiting or one running
+ * request of the same key, so nothing starves.
  * Thread: loop. */
 #ifndef ISLET_GW_ADMIT_H
 #define ISLET_GW_ADMIT_H

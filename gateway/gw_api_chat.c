@@ -16,7 +16,8 @@ enum {
     MAX_BODY = 1 << 30
 };
 
-/* Variables of the template: reasoning_effort is an offer, chat_template_kwargs win. Gives a new object. */
+/* Variables of the template: reasoning_effort is an offer, chat_template_kwargs win. Gives a new
+ * object. */
 static json_t *kwargs_make(const struct gw_chat_request *q, const struct gw_template_facts *facts)
 {
     json_t *kwargs = json_object();

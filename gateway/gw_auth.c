@@ -25,7 +25,7 @@ struct gw_auth {
     char (*keys)[KEY_BYTES]; /* zero-padded */
 };
 
-/* ---- settings ---------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 /* Splits at commas and white space. */
 static enum err_code words_new(struct words *w, const char *setting, struct err *e)
@@ -147,7 +147,7 @@ size_t gw_auth_key_count(const struct gw_auth *a)
     return a->n_keys;
 }
 
-/* ---- Host and Origin --------------------------------------------------------------------------------------------- */
+/* ---- Host and Origin ------------------------------------------------------------------------- */
 
 /* The name or address of "host:port", "[v6]:port"; one dot behind a name goes. */
 static struct gw_http_text host_part(struct gw_http_text host)
@@ -265,7 +265,7 @@ bool gw_auth_page_allowed(const struct gw_auth *a, const struct gw_http_request 
     return !gw_http_text_is_word(gw_http_field(r, "sec-fetch-site"), "cross-site");
 }
 
-/* ---- key --------------------------------------------------------------------------------------------------------- */
+/* ---- key ------------------------------------------------------------------------------------- */
 
 struct gw_http_text gw_auth_key_of(const struct gw_http_request *r)
 {
@@ -298,7 +298,7 @@ bool gw_auth_key_allowed(const struct gw_auth *a, struct gw_http_text key)
     return fits && found != 0;
 }
 
-/* ---- media type -------------------------------------------------------------------------------------------------- */
+/* ---- media type ------------------------------------------------------------------------------ */
 
 static struct gw_http_text trim(struct gw_http_text t)
 {

@@ -1,5 +1,5 @@
-/* Who may ask: Host, Origin, key, media type. Pure decisions on a head; the policy is immutable and replaced as a whole by
- * a reload. */
+/* Who may ask: Host, Origin, key, media type. Pure decisions on a head; the policy is immutable and
+ * replaced as a whole by a reload. */
 #ifndef ISLET_GW_AUTH_H
 #define ISLET_GW_AUTH_H
 
@@ -19,9 +19,10 @@ struct gw_auth_listener {
 
 struct gw_auth; /* allowed hosts and origins, keys */
 
-/* hosts, cors: texts of server.hosts and server.cors. key_file: "" or a file with one key per line, '#' starts a comment,
- * blank lines are skipped; without any key none is asked for (and only loopback may be listened on). Gives *ret; free
- * with gw_auth_free. Errors name the setting, or file and line. */
+/* hosts, cors: texts of server.hosts and server.cors. key_file: "" or a file with one key per line,
+ * '#' starts a comment, blank lines are skipped; without any key none is asked for (and only
+ * loopback may be listened on). Gives *ret; free with gw_auth_free. Errors name the setting, or
+ * file and line. */
 enum err_code gw_auth_new(const char *hosts, const char *cors, const char *key_file,
                           struct gw_auth **ret, struct err *e) __attribute__((warn_unused_result));
 void gw_auth_free(struct gw_auth *a); /* NULL is fine; wipes the keys */

@@ -98,7 +98,8 @@ static bool parts_join(const struct place *at, const json_t *parts, json_t **ret
     return ok;
 }
 
-/* Gives *ret: a new reference to the content as one string; NULL where there is none (assistant only). */
+/* Gives *ret: a new reference to the content as one string; NULL where there is none (assistant
+ * only). */
 static bool content_parse(const struct place *at, const json_t *message, bool may_lack,
                           json_t **ret)
 {

@@ -1,6 +1,7 @@
-/* The body of /v1/chat/completions, /v1/completions and /apply-template as a checked struct. Nothing is clamped: a value
- * outside its range is refused. One table of fields (gw_chat_request_fields) says name, type, range, default and, for
- * what would change the answer and is not built in, the neutral values; the parser and the tests walk over it.
+/* The body of /v1/chat/completions, /v1/completions and /apply-template as a checked struct.
+ * Nothing is clamped: a value outside its range is refused. One table of fields
+ * (gw_chat_request_fields) says name, type, range, default and, for what would change the answer
+ * and is not built in, the neutral values; the parser and the tests walk over it.
  * Thread: loop. */
 #ifndef ISLET_GW_CHAT_REQUEST_H
 #define ISLET_GW_CHAT_REQUEST_H
@@ -100,7 +101,7 @@ enum gw_chat_request_type {
     GW_CHAT_REQUEST_STRING,  /* at most max bytes */
     GW_CHAT_REQUEST_CHOICE,  /* a word of `words` */
     GW_CHAT_REQUEST_SPECIAL, /* a function of its own */
-    GW_CHAT_REQUEST_REFUSED, /* only the values of `words`: JSON texts, separated by a space; or "<=0", "<0" */
+    GW_CHAT_REQUEST_REFUSED, /* only the JSON texts of `words`; or "<=0", "<0" */
 };
 
 struct gw_chat_request_parser;
@@ -120,7 +121,8 @@ const struct gw_chat_request_field *gw_chat_request_fields(size_t *ret_n);
 /* "none", "minimal", ...; effort >= 0. */
 const char *gw_chat_request_effort_name(int effort);
 
-/* Checks the whole body. False: *refusal says why. Fills *ret on success; gw_chat_request_done frees. Borrows root. */
+/* Checks the whole body. False: *refusal says why. Fills *ret on success; gw_chat_request_done
+ * frees. Borrows root. */
 bool gw_chat_request_parse(const json_t *root, enum gw_chat_request_kind kind,
                            const struct gw_chat_request_limits *limits, struct gw_chat_request *ret,
                            struct gw_refusal *refusal) __attribute__((warn_unused_result));

@@ -42,8 +42,7 @@ struct gw_conn {
 
     const struct gw_route *route; /* of the request that is being read */
     char id[GW_RESPONSE_ID_BYTES];
-    bool
-        refused; /* the head said no: answer `refusal` when the body is over, or cannot be waited for */
+    bool refused; /* by the head: `refusal` goes out when the body is over or is not waited for */
     struct gw_error refusal;
     const char *allow; /* of the refusal; status 204 without an error: an answer to OPTIONS */
     bool options, preflight;
@@ -60,7 +59,7 @@ static uint64_t after(uint64_t from_ns, uint64_t ms)
     return from_ns + ms * 1000000u;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 struct gw_conn *gw_conn_new(struct gw_conn_shared *shared, const struct gw_auth_listener *listener,
                             void (*wake)(void *io), void *io)
@@ -116,7 +115,7 @@ void gw_conn_free(struct gw_conn *c)
     alloc_free(c);
 }
 
-/* ---- output ------------------------------------------------------------------------------------------------------ */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 const struct gw_conn_shared *gw_conn_shared(const struct gw_conn *c)
 {
@@ -240,7 +239,7 @@ enum gw_conn_state gw_conn_state(const struct gw_conn *c)
     return c->phase == PHASE_LINGER ? GW_CONN_SHUT : GW_CONN_OPEN;
 }
 
-/* ---- answers without a handler ----------------------------------------------------------------------------------- */
+/* ---- answers without a handler --------------------------------------------------------------- */
 
 static void answer_error(struct gw_conn *c, const struct gw_http_request *r,
                          const struct gw_error *error, unsigned status, const char *allow)
@@ -279,7 +278,8 @@ static void answer_refusal(struct gw_conn *c, const struct gw_http_request *r)
     answered(c, response.keep_alive);
 }
 
-/* A request that cannot be read on from here: answer and close. r: NULL where there is no sound head. */
+/* A request that cannot be read on from here: answer and close. r: NULL where there is no sound
+ * head. */
 static void fail(struct gw_conn *c, const struct gw_http_request *r, enum gw_error_code code,
                  unsigned status, const char *text)
 {
@@ -290,7 +290,7 @@ static void fail(struct gw_conn *c, const struct gw_http_request *r, enum gw_err
     answer_error(c, r, &error, status, status == 405 ? "GET, HEAD, POST, OPTIONS" : NULL);
 }
 
-/* ---- decisions on the head --------------------------------------------------------------------------------------- */
+/* ---- decisions on the head ------------------------------------------------------------------- */
 
 static bool refuse(struct gw_conn *c, enum gw_error_code code, const char *text)
 {
@@ -374,7 +374,7 @@ static bool decide(struct gw_conn *c, struct gw_http_request *r)
     return true;
 }
 
-/* ---- input ------------------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 static void on_head(struct gw_conn *c)
 {
@@ -574,9 +574,10 @@ void gw_conn_overloaded(const struct gw_conn_shared *shared, struct buf *out)
     buf_done(&body);
 }
 
-/* ---- time -------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
-/* When a body that comes in too slowly is given up: at body_ms, or when its average falls under the rate. */
+/* When a body that comes in too slowly is given up: at body_ms, or when its average falls under the
+ * rate. */
 static uint64_t body_deadline(const struct gw_conn *c)
 {
     const struct gw_limits *l = &c->shared->limits;

@@ -1,5 +1,6 @@
-/* One connection: request after request in order, limits, time-outs, slow readers. No sockets and no clock of its own:
- * bytes are fed in, output is taken out, time comes from `ticks`; gw_loop does the rest. Thread: loop. */
+/* One connection: request after request in order, limits, time-outs, slow readers. No sockets and
+ * no clock of its own: bytes are fed in, output is taken out, time comes from `ticks`; gw_loop does
+ * the rest. Thread: loop. */
 #ifndef ISLET_GW_CONN_H
 #define ISLET_GW_CONN_H
 
@@ -15,7 +16,8 @@
 #include "stats.h"
 #include "ticks.h"
 
-/* What all connections of a gateway share. Owned by gw_loop (or a test); outlives the connections. */
+/* What all connections of a gateway share. Owned by gw_loop (or a test); outlives the
+ * connections. */
 struct gw_conn_shared {
     struct gw_limits limits;
     struct ticks ticks;
@@ -37,8 +39,9 @@ enum gw_conn_state {
 
 struct gw_conn;
 
-/* wake(io) is called when there is something new to do from outside of feed, eof and tick: then gw_conn_run and look at
- * output and state. It must not call into the connection. Gives a connection; NULL: no memory. */
+/* wake(io) is called when there is something new to do from outside of feed, eof and tick: then
+ * gw_conn_run and look at output and state. It must not call into the connection. Gives a
+ * connection; NULL: no memory. */
 struct gw_conn *gw_conn_new(struct gw_conn_shared *shared, const struct gw_auth_listener *listener,
                             void (*wake)(void *io), void *io);
 void gw_conn_free(struct gw_conn *c); /* cancels what runs; NULL is fine */

@@ -1,5 +1,6 @@
-/* Has generations worked on: the queue in front of the worker, places at it, cancel, and what follows when it is lost.
- * Decisions come from gw_admit and gw_resume; bytes go through gw_upstream. Thread: loop. */
+/* Has generations worked on: the queue in front of the worker, places at it, cancel, and what
+ * follows when it is lost. Decisions come from gw_admit and gw_resume; bytes go through
+ * gw_upstream. Thread: loop. */
 #ifndef ISLET_GW_DISPATCH_H
 #define ISLET_GW_DISPATCH_H
 
@@ -45,8 +46,8 @@ enum err_code gw_dispatch_new(const struct gw_dispatch_options *options, struct 
 /* All requests must have ended or be abandoned; closes the handles. NULL is fine. */
 void gw_dispatch_close(struct gw_dispatch *d);
 
-/* Takes a place in the queue for all choices that are IDLE, and holds a reference until they have ended. False:
- * *refusal says why (queue full, worker away for too long, model). */
+/* Takes a place in the queue for all choices that are IDLE, and holds a reference until they have
+ * ended. False: *refusal says why (queue full, worker away for too long, model). */
 bool gw_dispatch_submit(struct gw_dispatch *d, struct gw_request *q, struct gw_refusal *refusal)
     __attribute__((warn_unused_result));
 /* As submit, for a request that had stopped or failed: goes on from its tokens so far. */

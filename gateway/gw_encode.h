@@ -1,5 +1,5 @@
-/* Texts to ids: at once where they are short, on libuv's thread pool where they would hold up the loop. Lies inside its
- * owner, who waits for `done` before freeing it. Thread: loop. */
+/* Texts to ids: at once where they are short, on libuv's thread pool where they would hold up the
+ * loop. Lies inside its owner, who waits for `done` before freeing it. Thread: loop. */
 #ifndef ISLET_GW_ENCODE_H
 #define ISLET_GW_ENCODE_H
 

@@ -53,7 +53,8 @@ const char *gw_error_name(enum gw_error_code code)
     return rows[code].name;
 }
 
-/* One valid sequence. U+0085, U+2028 and U+2029 are escaped too: line splitters of clients cut there. */
+/* One valid sequence. U+0085, U+2028 and U+2029 are escaped too: line splitters of clients cut
+ * there. */
 static void quote_sequence(struct buf *out, const uint8_t *p, size_t n)
 {
     uint32_t code = utf8_decode(p, n);

@@ -1,9 +1,10 @@
 /* One request and its answer, as its handler sees it.
  *
- * Life: the handle is valid from the handler's call until the owner ends it (respond, error, end, abort) or until the
- * `cancel` callback returns, whichever is first. After either nothing may be called and no callback comes. A handler that
- * does not end the exchange before it returns must have called gw_exchange_watch. Callbacks never come from inside a
- * gw_exchange_* call. Thread: loop. */
+ * Life: the handle is valid from the handler's call until the owner ends it (respond, error, end,
+ * abort) or until the `cancel` callback returns, whichever is first. After either nothing may be
+ * called and no callback comes. A handler that does not end the exchange before it returns must
+ * have called gw_exchange_watch. Callbacks never come from inside a gw_exchange_* call.
+ * Thread: loop. */
 #ifndef ISLET_GW_EXCHANGE_H
 #define ISLET_GW_EXCHANGE_H
 
@@ -28,7 +29,8 @@ struct gw_exchange_head {
 };
 
 struct gw_exchange_events {
-    /* The client is gone (EOF, half-close, reset, no progress for 60 s): stop working for it; the handle ends with this. */
+    /* The client is gone (EOF, half-close, reset, no progress for 60 s): stop working for it; the
+     * handle ends with this. */
     void (*cancel)(void *user);
     /* After gw_exchange_write said no: there is room again. */
     void (*writable)(void *user);
@@ -46,24 +48,27 @@ void gw_exchange_drop_body(struct gw_exchange *x);
 /* A whole answer with Content-Length; ends the exchange. The body is copied. */
 void gw_exchange_respond(struct gw_exchange *x, const struct gw_exchange_head *head,
                          const void *body, size_t n);
-/* An error object with its status (and Retry-After with 503, WWW-Authenticate with 401); ends the exchange. */
+/* An error object with its status (and Retry-After with 503, WWW-Authenticate with 401); ends the
+ * exchange. */
 void gw_exchange_fail(struct gw_exchange *x, const struct gw_error *error);
 void gw_exchange_fail_text(struct gw_exchange *x, enum gw_error_code code, const char *param,
                            const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* An answer whose length is not known: head now (chunked; for HTTP/1.0 until close). With content_type
- * "text/event-stream; charset=utf-8" the headers of a stream are added. */
+/* An answer whose length is not known: head now (chunked; for HTTP/1.0 until close). With
+ * content_type "text/event-stream; charset=utf-8" the headers of a stream are added. */
 void gw_exchange_begin(struct gw_exchange *x, const struct gw_exchange_head *head);
-/* One event, comment or piece of padded JSON, handed to the socket whole. False: nothing was taken, because
- * rendered_bytes wait already for a slow client; `writable` comes when there is room. One larger event is taken if less
- * than that waits. */
+/* One event, comment or piece of padded JSON, handed to the socket whole. False: nothing was taken,
+ * because rendered_bytes wait already for a slow client; `writable` comes when there is room. One
+ * larger event is taken if less than that waits. */
 bool gw_exchange_write(struct gw_exchange *x, const void *bytes, size_t n);
-/* How many bytes may be rendered before write says no; 0: wait for `writable`, which this call also asks for. */
+/* How many bytes may be rendered before write says no; 0: wait for `writable`, which this call also
+ * asks for. */
 size_t gw_exchange_room(struct gw_exchange *x);
 bool gw_exchange_begun(const struct gw_exchange *x);
 /* The terminating chunk, at once; ends the exchange. What waits is still sent. */
 void gw_exchange_end(struct gw_exchange *x);
-/* Breaks the connection without the terminating chunk, after what was written: a visible failure; ends the exchange. */
+/* Breaks the connection without the terminating chunk, after what was written: a visible failure;
+ * ends the exchange. */
 void gw_exchange_abort(struct gw_exchange *x);
 
 /* ---- for gw_conn, which makes and ends exchanges ---- */

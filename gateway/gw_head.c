@@ -278,9 +278,10 @@ enum gw_head_result gw_head_scan(struct gw_head *h, const char *bytes, size_t n,
     return h->state == STATE_DONE ? GW_HEAD_DONE : GW_HEAD_MORE;
 }
 
-/* ---- the table: what a well-formed head must not say ------------------------------------------------------------- */
+/* ---- the table: what a well-formed head must not say ----------------------------------------- */
 
-/* Name, IPv4 or [IPv6], and a port; no userinfo, comma, space or path. An empty text is well-formed. */
+/* Name, IPv4 or [IPv6], and a port; no userinfo, comma, space or path. An empty text is
+ * well-formed. */
 static bool host_wellformed(struct gw_http_text host)
 {
     size_t i = 0;

@@ -50,7 +50,7 @@ struct gw_http {
     struct gw_http_failure failure;
 };
 
-/* ---- the request ------------------------------------------------------------------------------------------------- */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 bool gw_http_text_is(struct gw_http_text text, const char *word)
 {
@@ -114,7 +114,7 @@ void gw_http_request_free(struct gw_http_request *r)
     alloc_free(o);
 }
 
-/* ---- llhttp ------------------------------------------------------------------------------------------------------ */
+/* ---- llhttp ---------------------------------------------------------------------------------- */
 
 static int on_headers_complete(llhttp_t *parser)
 {
@@ -195,7 +195,7 @@ static bool parse(struct gw_http *h, const char *bytes, size_t n, size_t *ret_us
     return false;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 struct gw_http *gw_http_new(const struct gw_limits *limits)
 {
@@ -250,7 +250,7 @@ uint64_t gw_http_body_bytes(const struct gw_http *h)
     return h->fed_bytes;
 }
 
-/* ---- head -------------------------------------------------------------------------------------------------------- */
+/* ---- head ------------------------------------------------------------------------------------ */
 
 /* A request around the collected head, which moves into it. */
 static bool request_new(struct gw_http *h)
@@ -280,7 +280,8 @@ static bool request_new(struct gw_http *h)
     return true;
 }
 
-/* llhttp reads the head that passed the check. Where the two differ, nobody knows what the request says. */
+/* llhttp reads the head that passed the check. Where the two differ, nobody knows what the request
+ * says. */
 static bool confirm_head(struct gw_http *h)
 {
     static const uint8_t methods[GW_HTTP_METHOD_N] = {
@@ -335,7 +336,7 @@ static enum gw_http_event feed_head(struct gw_http *h, const char *bytes, size_t
     return GW_HTTP_HEAD_READY;
 }
 
-/* ---- body -------------------------------------------------------------------------------------------------------- */
+/* ---- body ------------------------------------------------------------------------------------ */
 
 static enum gw_http_event complete(struct gw_http *h)
 {
@@ -361,7 +362,8 @@ static void line_start(struct gw_http *h)
     h->digits_over = h->line_cr = h->line_seen = h->data_seen = false;
 }
 
-/* Checks the bytes of a chunk-size line up to and with its LF; *ret_n is how many of the n belong to it. */
+/* Checks the bytes of a chunk-size line up to and with its LF; *ret_n is how many of the n belong
+ * to it. */
 static bool scan_line(struct gw_http *h, const char *bytes, size_t n, size_t *ret_n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,6 @@
-/* HTTP/1.1 requests from bytes: the head is collected and checked (gw_head), then llhttp parses head and body behind
- * that check. No I/O, no clock. Bytes are taken in pieces of any size with the same result. Thread: loop. */
+/* HTTP/1.1 requests from bytes: the head is collected and checked (gw_head), then llhttp parses
+ * head and body behind that check. No I/O, no clock. Bytes are taken in pieces of any size with the
+ * same result. Thread: loop. */
 #ifndef ISLET_GW_HTTP_H
 #define ISLET_GW_HTTP_H
 
@@ -76,12 +77,14 @@ struct gw_http_failure {
 
 struct gw_http;
 
-/* limits is borrowed for the parser's life. Gives a parser, freed with gw_http_free; NULL: no memory. */
+/* limits is borrowed for the parser's life. Gives a parser, freed with gw_http_free; NULL: no
+ * memory. */
 struct gw_http *gw_http_new(const struct gw_limits *limits);
 void gw_http_free(struct gw_http *h); /* NULL is fine */
 
-/* Takes up to n bytes, stops after an event other than MORE; *ret_used says how many were used. After HEAD_READY feed
- * again (n may be 0) to get the body; after COMPLETE the next call starts the next request. */
+/* Takes up to n bytes, stops after an event other than MORE; *ret_used says how many were used.
+ * After HEAD_READY feed again (n may be 0) to get the body; after COMPLETE the next call starts the
+ * next request. */
 enum gw_http_event gw_http_feed(struct gw_http *h, const void *bytes, size_t n, size_t *ret_used);
 /* The body that follows is parsed and counted, but not kept. */
 void gw_http_discard_body(struct gw_http *h);
@@ -90,10 +93,9 @@ struct gw_http_request *gw_http_peek(struct gw_http *h);
 /* Gives the request after COMPLETE; free with gw_http_request_free. */
 struct gw_http_request *gw_http_take(struct gw_http *h);
 struct gw_http_failure gw_http_failure(const struct gw_http *h);
-bool gw_http_started(
-    const struct gw_http
-        *h); /* bytes of a request have been seen (blank lines in front do not count) */
-uint64_t gw_http_body_bytes(
-    const struct gw_http *h); /* bytes of the body section fed so far, framing included */
+/* Bytes of a request have been seen; blank lines in front do not count. */
+bool gw_http_started(const struct gw_http *h);
+/* Bytes of the body section fed so far, framing included. */
+uint64_t gw_http_body_bytes(const struct gw_http *h);
 
 #endif

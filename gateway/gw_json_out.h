@@ -1,5 +1,5 @@
-/* JSON as it is sent: compact, always valid UTF-8, safe for line splitters. Appends to a buf, whose sticky failure tells
- * about memory. Any thread. */
+/* JSON as it is sent: compact, always valid UTF-8, safe for line splitters. Appends to a buf, whose
+ * sticky failure tells about memory. Any thread. */
 #ifndef ISLET_GW_JSON_OUT_H
 #define ISLET_GW_JSON_OUT_H
 
@@ -8,8 +8,8 @@
 
 #include "buf.h"
 
-/* A string with its quotes. Escaped: quote, backslash, U+0000-001F, U+007F, U+0085, U+2028, U+2029 (line splitters cut
- * at the last three). Bytes that are not UTF-8 become U+FFFD. */
+/* A string with its quotes. Escaped: quote, backslash, U+0000-001F, U+007F, U+0085, U+2028, U+2029
+ * (line splitters cut at the last three). Bytes that are not UTF-8 become U+FFFD. */
 void gw_json_out_string(struct buf *out, const void *text, size_t n);
 void gw_json_out_text(struct buf *out, const char *text); /* NUL-terminated; NULL: null */
 /* The shortest decimal that reads back as the same float32; -inf: -9999.0; NaN: null. */

@@ -1,4 +1,5 @@
-/* Every limit and time-out of the HTTP layer in one place, so that a test can make them small or its clock fast. */
+/* Every limit and time-out of the HTTP layer in one place, so that a test can make them small or
+ * its clock fast. */
 #ifndef ISLET_GW_LIMITS_H
 #define ISLET_GW_LIMITS_H
 

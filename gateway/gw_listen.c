@@ -64,7 +64,7 @@ static enum err_code add(struct gw_listen *l, int fd, struct err *e)
     return ERR_OK;
 }
 
-/* ---- TCP --------------------------------------------------------------------------------------------------------- */
+/* ---- TCP ------------------------------------------------------------------------------------- */
 
 /* "host:port" or "[v6]:port" of n bytes. */
 static enum err_code parse_address(const char *text, size_t n, union address *ret, socklen_t *ret_n,
@@ -157,7 +157,7 @@ enum err_code gw_listen_tcp(struct gw_listen *l, const char *addresses, struct e
     return code;
 }
 
-/* ---- Unix socket ------------------------------------------------------------------------------------------------- */
+/* ---- Unix socket ----------------------------------------------------------------------------- */
 
 /* Removes a socket file that nobody listens on. */
 static enum err_code clear_path(const struct sockaddr_un *a, struct err *e)
@@ -220,7 +220,7 @@ enum err_code gw_listen_unix(struct gw_listen *l, const char *path, struct err *
     return code;
 }
 
-/* ---- systemd ----------------------------------------------------------------------------------------------------- */
+/* ---- systemd --------------------------------------------------------------------------------- */
 
 static enum err_code take_inherited(struct gw_listen *l, int fd, const char *name, struct err *e)
 {

@@ -30,7 +30,8 @@ struct gw_listen {
 };
 
 /* Each adds to *l (zero-initialised), or adds nothing and says why. */
-/* "127.0.0.1:8484, [::1]:8484"; "" or "none": nothing. An IPv6 loopback that the machine lacks is logged and left out. */
+/* "127.0.0.1:8484, [::1]:8484"; "" or "none": nothing. An IPv6 loopback that the machine lacks is
+ * logged and left out. */
 enum err_code gw_listen_tcp(struct gw_listen *l, const char *addresses, struct err *e)
     __attribute__((warn_unused_result));
 /* Mode 0660. A socket file that nobody serves any more is replaced. */

@@ -71,7 +71,7 @@ struct gw_loop {
     uint8_t bytes[READ_BYTES];
 };
 
-/* ---- links ------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static void mark(struct link *k)
 {
@@ -122,7 +122,8 @@ static void on_timer(uv_timer_t *timer)
 static void arm(struct link *k)
 {
     uint64_t deadline = gw_conn_deadline_ns(k->c);
-    /* A timer that is due too early only looks and is set again: cheaper than setting it for each byte. */
+    /* A timer that is due too early only looks and is set again: cheaper than setting it for each
+     * byte. */
     if (deadline >= k->armed_ns || deadline == UINT64_MAX)
         return;
     uint64_t now = ticks_ns(k->l->shared.ticks);
@@ -219,7 +220,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* ---- accept ------------------------------------------------------------------------------------------------------ */
+/* ---- accept ---------------------------------------------------------------------------------- */
 
 static struct link *link_new(struct listener *from, int fd)
 {
@@ -293,7 +294,8 @@ static void on_pause_over(uv_timer_t *timer)
         listeners_start(l);
 }
 
-/* No descriptor or memory is left: refuse this client with the reserve, then rest, or the loop would spin. */
+/* No descriptor or memory is left: refuse this client with the reserve, then rest, or the loop
+ * would spin. */
 static void starved(struct listener *from, int code)
 {
     struct gw_loop *l = from->l;
@@ -329,7 +331,7 @@ static void on_accept(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* ---- end --------------------------------------------------------------------------------------------------------- */
+/* ---- end ------------------------------------------------------------------------------------- */
 
 static void close_handle(uv_handle_t *handle)
 {
@@ -444,7 +446,7 @@ static void stop(struct gw_loop *l)
         l->hooks.draining(l->hooks.context);
 }
 
-/* ---- signals, systemd -------------------------------------------------------------------------------------------- */
+/* ---- signals, systemd ------------------------------------------------------------------------ */
 
 static void reload(struct gw_loop *l)
 {
@@ -489,7 +491,7 @@ void gw_loop_status(struct gw_loop *l, const char *format, ...)
     sd_notifyf(0, "STATUS=%s", text);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void handles_start(struct gw_loop *l)
 {

@@ -1,4 +1,5 @@
-/* The gateway's libuv loop: listeners, connections, signals, drain, sd_notify. Thread: the caller's. */
+/* The gateway's libuv loop: listeners, connections, signals, drain, sd_notify. Thread: the
+ * caller's. */
 #ifndef ISLET_GW_LOOP_H
 #define ISLET_GW_LOOP_H
 
@@ -14,17 +15,16 @@ struct gw_loop;
 struct gw_loop_hooks {
     void *context;
     void (*reload)(void *context); /* SIGHUP, between RELOADING=1 and READY=1 */
-    void (*draining)(
-        void *
-            context); /* SIGTERM or SIGINT: shared->draining is true from now on; timers may be stopped */
+    /* SIGTERM or SIGINT: shared->draining is true from now on; timers may be stopped. */
+    void (*draining)(void *context);
     void (*deadline)(void *context); /* drain_deadline is over: end what runs with an error */
-    void (*stopped)(
-        void *context); /* no exchange is left: close own handles, so that the loop can end */
+    /* No exchange is left: close own handles, so that the loop can end. */
+    void (*stopped)(void *context);
 };
 
 struct gw_loop_options {
-    const char *
-        listen; /* server.listen: "127.0.0.1:8484, [::1]:8484"; "" or "none": no TCP. Port 0: any free one */
+    /* server.listen: "127.0.0.1:8484, [::1]:8484"; "" or "none": no TCP. Port 0: any free one. */
+    const char *listen;
     const char *socket; /* path of the Unix socket, mode 0660; NULL: none */
     bool use_inherited; /* LISTEN_FDS named `http` replace both */
     bool handle_signals;
@@ -35,8 +35,9 @@ struct gw_loop_options {
     struct gw_loop_hooks hooks; /* members may be NULL */
 };
 
-/* Binds everything or nothing. Errors name the address or path, the reason and the remedy (port in use, stale socket of a
- * living process, path too long, non-loopback without key). Gives *ret; free with gw_loop_free. */
+/* Binds everything or nothing. Errors name the address or path, the reason and the remedy (port in
+ * use, stale socket of a living process, path too long, non-loopback without key). Gives *ret; free
+ * with gw_loop_free. */
 enum err_code gw_loop_new(const struct gw_loop_options *options, struct gw_loop **ret,
                           struct err *e) __attribute__((warn_unused_result));
 void gw_loop_free(struct gw_loop *l); /* NULL is fine */

@@ -15,8 +15,8 @@ struct gw_metrics {
 #undef GW_METRIC
 };
 
-/* Prometheus text, format 0.0.4: the gateway's values and the worker's last known ones with their age. worker
- * may be NULL. */
+/* Prometheus text, format 0.0.4: the gateway's values and the worker's last known ones with their
+ * age. worker may be NULL. */
 void gw_metrics_write(struct buf *out, const struct gw_metrics *m,
                       const struct gw_upstream_status *worker, uint64_t now_ns);
 /* The members of the gateway's object in /status: "name":value,... */

@@ -1,5 +1,5 @@
-/* What the gateway knows of the model, from the same file that the worker serves: names, shape, digests, tokenizer, chat
- * template. Immutable after gw_model_open; any thread. */
+/* What the gateway knows of the model, from the same file that the worker serves: names, shape,
+ * digests, tokenizer, chat template. Immutable after gw_model_open; any thread. */
 #ifndef ISLET_GW_MODEL_H
 #define ISLET_GW_MODEL_H
 

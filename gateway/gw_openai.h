@@ -1,4 +1,5 @@
-/* The objects of the OpenAI-style API as text: what is common to whole answers and chunks. Pure; appends to a buf. */
+/* The objects of the OpenAI-style API as text: what is common to whole answers and chunks. Pure;
+ * appends to a buf. */
 #ifndef ISLET_GW_OPENAI_H
 #define ISLET_GW_OPENAI_H
 

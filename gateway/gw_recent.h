@@ -1,5 +1,5 @@
-/* The last 256 generations, for ten minutes, so that an answer can be fetched again by its request id, with the key that
- * asked for it. Pure but for the references it holds. Thread: loop. */
+/* The last 256 generations, for ten minutes, so that an answer can be fetched again by its request
+ * id, with the key that asked for it. Pure but for the references it holds. Thread: loop. */
 #ifndef ISLET_GW_RECENT_H
 #define ISLET_GW_RECENT_H
 

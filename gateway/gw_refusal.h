@@ -1,4 +1,5 @@
-/* Why a request cannot be served, with room for its texts: what handlers fill and hand to the client. */
+/* Why a request cannot be served, with room for its texts: what handlers fill and hand to the
+ * client. */
 #ifndef ISLET_GW_REFUSAL_H
 #define ISLET_GW_REFUSAL_H
 

@@ -1,6 +1,7 @@
-/* One generation: the checked request, its prompts as ids, and for each choice every token that came so far. It knows
- * nothing of HTTP or sockets; views (gw_answer) render it, as often as it is asked for, and gw_dispatch has it worked
- * on. Kept by counting: who holds a pointer has called gw_request_keep. Thread: loop. */
+/* One generation: the checked request, its prompts as ids, and for each choice every token that
+ * came so far. It knows nothing of HTTP or sockets; views (gw_answer) render it, as often as it is
+ * asked for, and gw_dispatch has it worked on. Kept by counting: who holds a pointer has called
+ * gw_request_keep. Thread: loop. */
 #ifndef ISLET_GW_REQUEST_H
 #define ISLET_GW_REQUEST_H
 
@@ -98,17 +99,19 @@ struct gw_request {
     struct gw_admit_ticket ticket;
 };
 
-/* Takes *ask (zeroed) and the prompts' ids. Gives a request with one reference; NULL: no memory, nothing was taken. */
+/* Takes *ask (zeroed) and the prompts' ids. Gives a request with one reference; NULL: no memory,
+ * nothing was taken. */
 struct gw_request *gw_request_new(struct gw_chat_request *ask, struct gw_request_prompt *prompts,
                                   unsigned n_prompts, const struct gw_tokenizer *tokenizer);
 struct gw_request *gw_request_keep(struct gw_request *q);
 void gw_request_drop(struct gw_request *q); /* NULL is fine */
 
-/* The run that continues a choice; `scratch` holds the ids and biases, and must live as long as *ret. */
+/* The run that continues a choice; `scratch` holds the ids and biases, and must live as long as
+ * *ret. */
 bool gw_request_run(const struct gw_request_choice *c, struct buf *scratch, struct proto_run *ret);
 
-/* Keeps tokens of a frame; those that are known already are skipped. False: no memory, or a gap (a fault of the
- * worker). */
+/* Keeps tokens of a frame; those that are known already are skipped. False: no memory, or a gap (a
+ * fault of the worker). */
 bool gw_request_on_tokens(struct gw_request_choice *c, const struct proto_tokens *m,
                           uint64_t now_ns);
 void gw_request_on_progress(struct gw_request_choice *c, const struct proto_progress *m);

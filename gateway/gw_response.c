@@ -149,7 +149,8 @@ void gw_response_last_chunk(struct buf *out)
     buf_text(out, "0\r\n\r\n");
 }
 
-/* The header names that a page asks for, those that are tokens. ('*' would not cover Authorization.) */
+/* The header names that a page asks for, those that are tokens. ('*' would not cover
+ * Authorization.) */
 static void requested_names(struct buf *out, struct gw_http_text list)
 {
     bool first = true;

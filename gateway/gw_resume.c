@@ -19,8 +19,8 @@ bool gw_resume_is_alone(const struct gw_resume *r)
     return r->losses >= GW_RESUME_ALONE_AFTER;
 }
 
-/* A worker that has been gone for the whole deadline fails new requests at once; one that loads is waited for by each
- * request anew, since loads may take longer than the deadline. */
+/* A worker that has been gone for the whole deadline fails new requests at once; one that loads is
+ * waited for by each request anew, since loads may take longer than the deadline. */
 uint64_t gw_resume_ends_ns(const struct gw_resume_wait *w)
 {
     uint64_t from = w->since_ns;

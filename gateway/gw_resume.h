@@ -1,8 +1,8 @@
 /* What becomes of a generation whose worker was lost. Pure: counts and times in, decisions out.
  *
- * A worker may die because of one request. A generation that was with the worker at two losses in a row, without a new
- * token in between, runs alone; if the worker is lost a third time, the generation ends (FAULTS: poison request). A new
- * token clears it. Thread: loop. */
+ * A worker may die because of one request. A generation that was with the worker at two losses in a
+ * row, without a new token in between, runs alone; if the worker is lost a third time, the
+ * generation ends (FAULTS: poison request). A new token clears it. Thread: loop. */
 #ifndef ISLET_GW_RESUME_H
 #define ISLET_GW_RESUME_H
 
@@ -31,8 +31,9 @@ enum gw_resume_verdict gw_resume_on_lost(struct gw_resume *r);
 void gw_resume_on_token(struct gw_resume *r);
 bool gw_resume_is_alone(const struct gw_resume *r);
 
-/* How long a generation may still wait for a worker. since_ns: when the worker went away or was first waited for;
- * arrived_ns: when this request came. loading: a worker is there and loads. UINT64_MAX: for ever. */
+/* How long a generation may still wait for a worker. since_ns: when the worker went away or was
+ * first waited for; arrived_ns: when this request came. loading: a worker is there and loads.
+ * UINT64_MAX: for ever. */
 struct gw_resume_wait {
     uint64_t since_ns, arrived_ns;
     int64_t deadline_ms;

@@ -16,7 +16,8 @@ static bool unreserved(uint8_t c)
            (c != 0 && strchr("-._~", c) != NULL);
 }
 
-/* Copies the path, decoding the escapes of unreserved characters, or with `all` every escape. False: a bad escape. */
+/* Copies the path, decoding the escapes of unreserved characters, or with `all` every escape.
+ * False: a bad escape. */
 static bool decode(struct gw_http_text path, bool all, struct buf *out)
 {
     for (size_t i = 0; i < path.n; i++) {

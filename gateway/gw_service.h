@@ -1,4 +1,5 @@
-/* What the handlers share: settings, model, queue, counters. One for the process; main makes it. Thread: loop. */
+/* What the handlers share: settings, model, queue, counters. One for the process; main makes it.
+ * Thread: loop. */
 #ifndef ISLET_GW_SERVICE_H
 #define ISLET_GW_SERVICE_H
 
@@ -34,8 +35,8 @@ struct gw_service {
     bool draining;
 };
 
-/* Opens the model and the link to the worker, after the loop is there. What fails becomes `trouble`; called again by a
- * reload, it tries again what had failed. */
+/* Opens the model and the link to the worker, after the loop is there. What fails becomes
+ * `trouble`; called again by a reload, it tries again what had failed. */
 void gw_service_start(struct gw_service *s);
 /* The settings that SIGHUP applies, from `next` (taken on success). */
 enum err_code gw_service_reload(struct gw_service *s, struct settings *next, struct err *e)

@@ -31,8 +31,7 @@ struct gw_stop {
     size_t n_tail;
     uint64_t pushed;
     struct buf window;
-    struct buf
-        origins; /* uint64_t per byte of the window: pushed bytes in front of its character */
+    struct buf origins; /* uint64_t per byte of window: pushed bytes before its character */
 
     enum place place;
     bool drop_newline; /* a marker just ended */

@@ -43,9 +43,9 @@ void gw_template_free(struct gw_template *t);
 const struct gw_template_facts *gw_template_get_facts(const struct gw_template *t); /* lent */
 
 struct gw_template_input {
-    /* Array of {role, content, reasoning_content?, name?, tool_call_id?, tool_calls?}, checked before:
-     * content is a string (of the assistant also null or missing). Borrowed and not changed. The
-     * renderer gives `developer` and scattered system messages as `facts` says, and
+    /* Array of {role, content, reasoning_content?, name?, tool_call_id?, tool_calls?}, checked
+     * before: content is a string (of the assistant also null or missing). Borrowed and not
+     * changed. The renderer gives `developer` and scattered system messages as `facts` says, and
      * tool_calls' arguments as objects where the string holds one. */
     const json_t *messages;
     const json_t *kwargs; /* object: more variables (enable_thinking, ...), or NULL */

@@ -93,7 +93,8 @@ static uint64_t number_at(const struct buf *b, size_t i)
     return value;
 }
 
-/* Entries of waiting tokens whose bytes end at or before `end`; with last, of those that begin before it. */
+/* Entries of waiting tokens whose bytes end at or before `end`; with last, of those that begin
+ * before it. */
 static void entries_report(struct gw_text *t, uint64_t end, bool last)
 {
     const struct gw_request_choice *c = t->choice;

@@ -1,5 +1,6 @@
-/* One choice as a client sees it: its tokens become text (thoughts split off, stop strings found) and logprob entries, in
- * order and each once. A function of the tokens alone, so a second reading of the same generation gives the same text.
+/* One choice as a client sees it: its tokens become text (thoughts split off, stop strings found)
+ * and logprob entries, in order and each once. A function of the tokens alone, so a second reading
+ * of the same generation gives the same text.
  * Thread: loop. */
 #ifndef ISLET_GW_TEXT_H
 #define ISLET_GW_TEXT_H
@@ -38,7 +39,8 @@ struct gw_text {
     bool has_entries;
 };
 
-/* One piece of text on its way out. The entries of the tokens that belong to it are in the gw_text. */
+/* One piece of text on its way out. The entries of the tokens that belong to it are in the
+ * gw_text. */
 typedef void gw_text_emit(void *user, enum gw_stop_kind kind, const char *text, size_t n);
 
 enum err_code gw_text_init(struct gw_text *t, const struct gw_request_choice *c,

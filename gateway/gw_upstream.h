@@ -1,5 +1,6 @@
-/* The connection to the worker: connects, says hello, sends runs and cancels, hands frames on; when the worker is lost it
- * connects again, after 50 ms doubling to 2 s, for ever. Decides nothing about requests. Thread: loop. */
+/* The connection to the worker: connects, says hello, sends runs and cancels, hands frames on; when
+ * the worker is lost it connects again, after 50 ms doubling to 2 s, for ever. Decides nothing
+ * about requests. Thread: loop. */
 #ifndef ISLET_GW_UPSTREAM_H
 #define ISLET_GW_UPSTREAM_H
 
@@ -13,7 +14,8 @@
 
 struct gw_upstream;
 
-/* What welcome said last; texts are copies. Valid while connected is true, and as a memory of the last worker else. */
+/* What welcome said last; texts are copies. Valid while connected is true, and as a memory of the
+ * last worker else. */
 struct gw_upstream_facts {
     bool connected; /* welcome came, and the connection lives */
     bool known;     /* some welcome came since the start */
@@ -53,12 +55,14 @@ struct gw_upstream_events {
     void (*status)(void *context); /* gw_upstream_get_status is fresh */
 };
 
-/* Starts connecting at the next turn of the loop. path is copied. Gives *ret; end with gw_upstream_close. */
+/* Starts connecting at the next turn of the loop. path is copied. Gives *ret; end with
+ * gw_upstream_close. */
 enum err_code gw_upstream_new(uv_loop_t *loop, const char *path, size_t max_frame,
                               struct ticks ticks, const struct gw_upstream_events *events,
                               struct gw_upstream **ret, struct err *e)
     __attribute__((warn_unused_result));
-/* Closes its handles and frees itself when they are closed; no event comes any more. NULL is fine. */
+/* Closes its handles and frees itself when they are closed; no event comes any more. NULL is
+ * fine. */
 void gw_upstream_close(struct gw_upstream *u);
 
 const struct gw_upstream_facts *gw_upstream_get_facts(const struct gw_upstream *u);

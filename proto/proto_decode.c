@@ -421,7 +421,8 @@ enum err_code proto_decode_loaded(const struct proto_frame *f, struct proto_load
     return d.code;
 }
 
-/* Values that the sender does not know stay 0; those that this program does not know are skipped. */
+/* Values that the sender does not know stay 0; those that this program does not know are
+ * skipped. */
 static void proto_decode_status_values(struct proto_decode *d, struct proto_status *m)
 {
     uint64_t *const values[] = {
