@@ -573,6 +573,10 @@ static void on_tick(uv_timer_t *timer)
 {
     struct gw_dispatch *d = timer->data;
     uint64_t now = now_of(d);
+    if (d->admit.n_waiting + d->admit.n_running + d->n_flights == 0) {
+        uv_timer_stop(timer); /* an idle gateway does not wake up */
+        return;
+    }
     if (!d->serving && d->trouble[0] == '\0') {
         expire(d, &d->admit.waiting, now);
         expire(d, &d->admit.running, now);
@@ -618,6 +622,8 @@ bool gw_dispatch_submit(struct gw_dispatch *d, struct gw_request *q, struct gw_r
     }
     d->o.metrics->admitted_total++;
     gw_request_keep(q);
+    if (!uv_is_active((const uv_handle_t *)&d->timer))
+        uv_timer_start(&d->timer, on_tick, TICK_MS, TICK_MS);
     pump(d);
     return true;
 }
@@ -688,7 +694,6 @@ enum err_code gw_dispatch_new(const struct gw_dispatch_options *options, struct 
     d->scratch = BUF_INIT(MAX_SCRATCH);
     uv_timer_init(options->loop, &d->timer);
     d->timer.data = d;
-    uv_timer_start(&d->timer, on_tick, TICK_MS, TICK_MS);
     *ret = d;
     return ERR_OK;
 }

@@ -175,7 +175,7 @@ static enum err_code clear_path(const struct sockaddr_un *a, struct err *e)
     bool served = connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || errno != ECONNREFUSED;
     close(fd);
     if (served)
-        return err_set(e, ERR_IO,
+        return err_set(e, ERR_BUSY,
                        "%s is served by another process; stop it or change server.socket",
                        a->sun_path);
     if (unlink(a->sun_path) != 0 && errno != ENOENT)
