@@ -96,6 +96,11 @@ static enum err_code keys_read(struct gw_auth *a, const char *file, struct err *
     }
     if (code == ERR_OK && ferror(f))
         code = err_set_os(e, ERR_IO, errno, "server.api_key_file: cannot read %s", file);
+    if (code == ERR_OK && a->n_keys == 0) /* an emptied file must not open the door */
+        code = err_set(e, ERR_ARGUMENT,
+                       "server.api_key_file: %s holds no key; write one a line, or leave the "
+                       "setting empty to ask for none",
+                       file);
     explicit_bzero(line, sizeof line);
     fclose(f);
     return code;

@@ -141,16 +141,28 @@ static void test_gw_auth_keys_of_a_file_are_compared_whole(void **state)
     gw_auth_free(a);
 }
 
-static void test_gw_auth_no_key_in_the_file_asks_for_none(void **state)
+static void test_gw_auth_no_file_asks_for_no_key(void **state)
 {
-    char path[64];
     (void)state;
-    write_file(path, "#none");
-    struct gw_auth *a = make("", "", path);
-    unlink(path);
+    struct gw_auth *a = make("", "", "");
     assert_false(gw_auth_asks_key(a));
     assert_true(gw_auth_key_allowed(a, text("anything")));
     gw_auth_free(a);
+}
+
+static void test_gw_auth_file_without_a_key_is_refused(void **state)
+{
+    char path[64];
+    struct gw_auth *a = NULL;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct err e = {0};
+        write_file(path, i == 0 ? "#none\n" : "");
+        assert_int_equal(gw_auth_new("", "", path, &a, &e), ERR_ARGUMENT);
+        unlink(path);
+        assert_null(a);
+        assert_non_null(strstr(e.text, "holds no key"));
+    }
 }
 
 static void test_gw_auth_bad_key_files_name_file_and_line(void **state)
@@ -253,7 +265,8 @@ int main(void)
         cmocka_unit_test(test_gw_auth_origins_follow_the_table),
         cmocka_unit_test(test_gw_auth_null_origin_stays_refused_when_configured),
         cmocka_unit_test(test_gw_auth_keys_of_a_file_are_compared_whole),
-        cmocka_unit_test(test_gw_auth_no_key_in_the_file_asks_for_none),
+        cmocka_unit_test(test_gw_auth_no_file_asks_for_no_key),
+        cmocka_unit_test(test_gw_auth_file_without_a_key_is_refused),
         cmocka_unit_test(test_gw_auth_bad_key_files_name_file_and_line),
         cmocka_unit_test(test_gw_auth_key_is_found_in_either_header),
         cmocka_unit_test(test_gw_auth_media_types_follow_the_table),
