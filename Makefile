@@ -218,6 +218,7 @@ lint: all $(EXAMPLES) ## format, names, includes, mutable data, headers alone
 	$(if $(SAN),,@tests/check/names.sh $(O))
 	$(if $(SAN),,@tests/check/mutable.sh $(O))
 	@tests/check/docs.sh $(B)/bin
+	@tests/check/man.sh --check
 	@echo "lint: clean"
 
 T       ?= $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
