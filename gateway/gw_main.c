@@ -196,7 +196,7 @@ static void on_reload(void *context)
         code = gw_service_reload(&g->service, next, &e);
     if (code != ERR_OK) {
         settings_free(next);
-        log_warn("settings", "reload_refused", "reason=\"%s\" continuing: the old values stay",
+        log_warn("settings", "reload_refused", "reason=\"%s\" continuing=\"the old values stay\"",
                  e.text);
         gw_loop_status(g->service.loop, "reload refused: %s", e.text);
         return;

@@ -76,7 +76,7 @@ void gw_service_start(struct gw_service *s)
     log_info("gateway", "model", "id=%s path=%s params=%llu vocabulary=%u", s->model->id, path,
              (unsigned long long)s->model->shape.n_params, s->model->shape.n_vocab);
     if (!s->model->template)
-        log_warn("gateway", "no_chat", "reason=\"%s\" continuing: completions are served",
+        log_warn("gateway", "no_chat", "reason=\"%s\" continuing=\"completions are served\"",
                  s->model->template_trouble);
     gw_loop_status(s->loop, "serving %s", s->model->id);
 }
@@ -87,7 +87,7 @@ static void on_difference(void *context, enum setting_id id, bool reloadable)
     if (reloadable)
         log_info("settings", "changed", "name=%s", settings_name(id));
     else
-        log_warn("settings", "needs_restart", "name=%s continuing: the old value stays in force",
+        log_warn("settings", "needs_restart", "name=%s continuing=\"the old value stays in force\"",
                  settings_name(id));
 }
 
