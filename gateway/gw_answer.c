@@ -137,7 +137,8 @@ static void timings_fill(const struct gw_answer *a, struct gw_openai_timings *t)
         t->prompt_ms = (double)(first - sent) / 1e6;
     if (last > first)
         t->predicted_ms = (double)(last - first) / 1e6;
-    /* On a busy machine tokens arrive here in one go; then the worker's own time is the true one. */
+    /* On a busy machine tokens arrive here in one go; then the worker's own time is the true
+     * one. */
     if (t->predicted_ms < decode_ms)
         t->predicted_ms = decode_ms;
 }

@@ -1,16 +1,18 @@
-/* The seam between the engine and whoever computes: one table of operations per backend (reference, AVX2, AVX-512, later
- * CUDA), all giving the same bits (ARITHMETIC.md).
+/* The seam between the engine and whoever computes: one table of operations per backend (reference,
+ * AVX2, AVX-512, later CUDA), all giving the same bits (ARITHMETIC.md).
  *
- * Made to be recorded once and replayed: an operation takes a stream and spans of opaque buffers; row counts, tokens,
- * positions, page tables, expert lists and expert addresses are read from buffers when the operation runs, never passed
- * by value. What is passed by value is fixed for the life of a model: sizes, formats, weights' places, upper bounds.
+ * Made to be recorded once and replayed: an operation takes a stream and spans of opaque buffers;
+ * row counts, tokens, positions, page tables, expert lists and expert addresses are read from
+ * buffers when the operation runs, never passed by value. What is passed by value is fixed for the
+ * life of a model: sizes, formats, weights' places, upper bounds.
  *
- * A *row* is one token's vector in a step. A weight matrix has *outputs* and *inputs*. A row's bits never depend on the
- * other rows, their number, threads or the backend (A7).
+ * A *row* is one token's vector in a step. A weight matrix has *outputs* and *inputs*. A row's bits
+ * never depend on the other rows, their number, threads or the backend (A7).
  *
- * Threads: a device and its streams belong to one thread (the engine); operations run in the order they were given.
- * On the CPU an operation has finished when it returns; on others after k_ops.wait. Contracts are asserted by K_ASSERT in
- * debug builds only; outside data (formats, sizes) is checked by the daemon before it reaches this table. */
+ * Threads: a device and its streams belong to one thread (the engine); operations run in the order
+ * they were given. On the CPU an operation has finished when it returns; on others after
+ * k_ops.wait. Contracts are asserted by K_ASSERT in debug builds only; outside data (formats,
+ * sizes) is checked by the daemon before it reaches this table. */
 #ifndef ISLET_KERNELS_H
 #define ISLET_KERNELS_H
 
@@ -20,7 +22,7 @@
 
 #include "err.h"
 
-/* ---- levels and formats ---------------------------------------------------------------------------------------- */
+/* ---- levels and formats ---------------------------------------------------------------------- */
 
 enum k_level {
     K_LEVEL_AUTO,
@@ -54,9 +56,11 @@ uint32_t k_format_block_elements(enum k_format format); /* elements of a block *
 uint32_t k_format_block_bytes(enum k_format format);    /* bytes of a block */
 /* Bytes of n_out x n_in weights; n_in is a multiple of the block. */
 uint64_t k_format_bytes(enum k_format format, uint64_t n_out, uint64_t n_in);
-/* Dequantises n elements (whole blocks) as the format defines (A8b), for tests and the embedding. */
+/* Dequantises n elements (whole blocks) as the format defines (A8b), for tests and the
+ * embedding. */
 void k_dequantise(enum k_format format, const void *blocks, float *out, size_t n);
-/* A3: a non-finite scale or value among n elements? Returns the index of the first bad block, or -1. */
+/* A3: a non-finite scale or value among n elements? Returns the index of the first bad block, or
+ * -1. */
 int64_t k_find_invalid(enum k_format format, const void *blocks, uint64_t n);
 
 /* Limits of every backend; the daemon checks a model against them. */
@@ -66,7 +70,7 @@ enum {
     K_MAX_THREADS = 256
 };
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 struct k_device; /* a backend at work: level, threads */
 struct k_stream; /* ordered operations */
@@ -77,8 +81,8 @@ struct k_span {
     size_t offset; /* bytes; aligned to 64 for every span the engine makes */
 };
 
-/* An activation row in the forms that matmul reads; a span whose form is not needed has buffer NULL. `f32` is the row
- * itself. Layout of q32 and q256 is the backend's own: k_ops.act_bytes. */
+/* An activation row in the forms that matmul reads; a span whose form is not needed has buffer
+ * NULL. `f32` is the row itself. Layout of q32 and q256 is the backend's own: k_ops.act_bytes. */
 struct k_act {
     struct k_span f32, q32, q256;
     uint32_t n; /* elements of a row */
@@ -91,15 +95,17 @@ struct k_matrix {
     uint32_t n_out, n_in;
 };
 
-/* The rows of a step. Spans of uint32: n_rows[1]; token, position, sequence [max_rows]. `sequence` is the row of the page
- * table. faults[max_rows]: set to non-zero by any operation that meets a non-finite value in that row (A3). */
+/* The rows of a step. Spans of uint32: n_rows[1]; token, position, sequence [max_rows]. `sequence`
+ * is the row of the page table. faults[max_rows]: set to non-zero by any operation that meets a
+ * non-finite value in that row (A3). */
 struct k_rows {
     struct k_span n_rows, token, position, sequence, faults;
     uint32_t max_rows;
 };
 
-/* KV pages of 64 positions (A17, B6). In a page, per layer: K [n_head_kv][D][64], then V [n_head_kv][64][D], f16; or the
- * 8-bit form (k_kv_layer_bytes). table: uint32 [n_sequences][max_pages], page ids. */
+/* KV pages of 64 positions (A17, B6). In a page, per layer: K [n_head_kv][D][64], then V
+ * [n_head_kv][64][D], f16; or the 8-bit form (k_kv_layer_bytes). table: uint32
+ * [n_sequences][max_pages], page ids. */
 enum k_kv_type {
     K_KV_F16,
     K_KV_Q8_0
@@ -119,7 +125,7 @@ struct k_kv {
 };
 uint64_t k_kv_layer_bytes(enum k_kv_type type, uint32_t n_head_kv, uint32_t head_dim);
 
-/* ---- operations ------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 /* x[row][i] = dequantised row token[row] of `table` (A8b). x: float [max_rows][table.n_in]. */
 struct k_embed {
@@ -128,8 +134,8 @@ struct k_embed {
     struct k_span x;
 };
 
-/* RMS norm of each of `groups` vectors of n elements in a row (A10): y[row][g] = norm(x[row][g]) * weight. y may be x.
- * weight: float [n]. */
+/* RMS norm of each of `groups` vectors of n elements in a row (A10): y[row][g] = norm(x[row][g]) *
+ * weight. y may be x. weight: float [n]. */
 struct k_norm {
     struct k_rows rows;
     struct k_span x, y, weight;
@@ -137,14 +143,15 @@ struct k_norm {
     float eps;
 };
 
-/* Quantises act.f32 into the forms whose spans are set (A4). Non-finite input sets the row's fault. */
+/* Quantises act.f32 into the forms whose spans are set (A4). Non-finite input sets the row's
+ * fault. */
 struct k_quantise {
     struct k_rows rows;
     struct k_act act;
 };
 
-/* y[m][row][out] = sum over i of w[m][out][i] * x[row][i] (A5, A6, A8) for up to 4 matrices with the same input.
- * y: float [max_rows][w.n_out]; must not overlap the inputs. */
+/* y[m][row][out] = sum over i of w[m][out][i] * x[row][i] (A5, A6, A8) for up to 4 matrices with
+ * the same input. y: float [max_rows][w.n_out]; must not overlap the inputs. */
 enum {
     K_MATMUL_MAX = 4
 };
@@ -156,23 +163,24 @@ struct k_matmul {
     struct k_span y[K_MATMUL_MAX];
 };
 
-/* Rotates pairs (i, i + rope_dim/2) of each of `heads` vectors of head_dim (A15), in place. table: float
- * [positions][rope_dim/2][2] = cos, sin (k_rope_table). */
+/* Rotates pairs (i, i + rope_dim/2) of each of `heads` vectors of head_dim (A15), in place. table:
+ * float [positions][rope_dim/2][2] = cos, sin (k_rope_table). */
 struct k_rope {
     struct k_rows rows;
     struct k_span x, table;
     uint32_t heads, head_dim, rope_dim;
 };
 
-/* Writes k and v [max_rows][n_head_kv * D] to the rows' positions in their sequences' pages (A17). */
+/* Writes k and v [max_rows][n_head_kv * D] to the rows' positions in their sequences' pages
+ * (A17). */
 struct k_kv_write {
     struct k_rows rows;
     struct k_span k, v;
     struct k_kv kv;
 };
 
-/* y[row][head] = attention of q[row][head] over positions 0..position[row] of the row's sequence (A18, A19).
- * q, y: float [max_rows][n_head * D]. scratch: k_ops.attention_bytes. */
+/* y[row][head] = attention of q[row][head] over positions 0..position[row] of the row's sequence
+ * (A18, A19). q, y: float [max_rows][n_head * D]. scratch: k_ops.attention_bytes. */
 struct k_attention {
     struct k_rows rows;
     struct k_span q, y, scratch;
@@ -188,8 +196,8 @@ struct k_add {
     uint32_t n;
 };
 
-/* Softmax of logits [max_rows][n_expert], the n_used best (ties: lower index) and their weights (A13).
- * ids: uint32 [max_rows][n_used], weights: float [max_rows][n_used], both in rank order. */
+/* Softmax of logits [max_rows][n_expert], the n_used best (ties: lower index) and their weights
+ * (A13). ids: uint32 [max_rows][n_used], weights: float [max_rows][n_used], both in rank order. */
 struct k_router {
     struct k_rows rows;
     struct k_span logits, ids, weights;
@@ -199,8 +207,10 @@ struct k_router {
 };
 
 /* Groups the step's (row, rank) pairs by expert, experts ascending, rows ascending within one.
- *   n_groups uint32[1]; groups struct k_group [min(n_expert, max_rows * n_used)]; order uint32 [max_rows * n_used]:
- *   pairs as row * n_used + rank, the pairs of a group contiguous. */
+ *   n_groups  uint32[1]
+ *   groups    struct k_group [min(n_expert, max_rows * n_used)]
+ *   order     uint32 [max_rows * n_used]: pairs as row * n_used + rank, those of a group
+ *             contiguous */
 struct k_group {
     uint32_t expert, first, count; /* pairs order[first .. first + count) */
 };
@@ -210,8 +220,8 @@ struct k_grouping {
     uint32_t n_expert, n_used;
 };
 
-/* Where experts are: slots uint64 [n_expert][3] = byte offsets of the gate, up and down slices in `arena`. Read when the
- * operation runs, so that residency may change between replays. */
+/* Where experts are: slots uint64 [n_expert][3] = byte offsets of the gate, up and down slices in
+ * `arena`. Read when the operation runs, so that residency may change between replays. */
 struct k_experts {
     struct k_buffer *arena;
     struct k_span slots;
@@ -219,9 +229,10 @@ struct k_experts {
     uint32_t n_embd, n_ff, n_expert, n_used;
 };
 
-/* For the groups named by `selected` (uint32 indices into groups, n_selected uint32[1] of them; the engine passes hits first
- * and misses as they arrive): h[pair] = swiglu(gate . x, up . x) (A12), quantised for `down`. x: the rows' activations
- * in the forms that gate and up read; h: act of [max_rows * n_used] rows of n_ff. */
+/* For the groups named by `selected` (uint32 indices into groups, n_selected uint32[1] of them; the
+ * engine passes hits first and misses as they arrive): h[pair] = swiglu(gate . x, up . x) (A12),
+ * quantised for `down`. x: the rows' activations in the forms that gate and up read; h: act of
+ * [max_rows * n_used] rows of n_ff. */
 struct k_moe_gate_up {
     struct k_rows rows;
     struct k_experts experts;
@@ -236,14 +247,16 @@ struct k_moe_down {
     struct k_act h;
     struct k_span out;
 };
-/* y = +0; for rank r ascending: y = fma(weights[row][r], out[row][r], y); x[row] = x[row] + y (A14, A16). */
+/* y = +0; for rank r ascending: y = fma(weights[row][r], out[row][r], y); x[row] = x[row] + y (A14,
+ * A16). */
 struct k_moe_sum {
     struct k_rows rows;
     struct k_span weights, out, x;
     uint32_t n, n_used;
 };
 
-/* y[i] = x[index[i]] for i < n[0]; rows of `width` floats. Also carries faults: to_rows.faults[i] |= faults[index[i]]. */
+/* y[i] = x[index[i]] for i < n[0]; rows of `width` floats. Also carries faults: to_rows.faults[i]
+ * |= faults[index[i]]. */
 struct k_gather {
     struct k_rows rows, to_rows; /* to_rows.n_rows is the count */
     struct k_span index, x, y;
@@ -298,9 +311,10 @@ struct k_ops {
     enum err_code (*check)(const struct k_check *a, struct k_stream *s);
 };
 
-/* Opens a backend. AUTO takes the best level the CPU has; a level that it lacks is ERR_UNSUPPORTED naming the missing CPU
- * features: there is no silent fall-back. threads 0: one per physical core. Checks that FTZ and DAZ are off and rounding
- * is to nearest in every thread. Gives *ret; free with k_close. */
+/* Opens a backend. AUTO takes the best level the CPU has; a level that it lacks is ERR_UNSUPPORTED
+ * naming the missing CPU features: there is no silent fall-back. threads 0: one per physical core.
+ * Checks that FTZ and DAZ are off and rounding is to nearest in every thread. Gives *ret; free with
+ * k_close. */
 enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret, struct err *e)
     __attribute__((warn_unused_result));
 void k_close(struct k_device *d);
@@ -316,7 +330,8 @@ double k_log64(double x);
 /* cos and sin of position * base^(-2i/rope_dim): float [n_positions][rope_dim/2][2] (A15). */
 void k_rope_table(double base, uint32_t rope_dim, uint32_t n_positions, float *out);
 
-/* Version of the arithmetic: part of system_fingerprint and of the welcome. A change of any bit raises it. */
+/* Version of the arithmetic: part of system_fingerprint and of the welcome. A change of any bit
+ * raises it. */
 enum {
     K_ARITHMETIC_VERSION = 1
 };

@@ -1,5 +1,6 @@
-/* What the attention kernels of the levels share: the chunks of a sequence, and the merges of A19. A level brings the
- * scores and the weighted values of a chunk. Only for files compiled with a level's flags. */
+/* What the attention kernels of the levels share: the chunks of a sequence, and the merges of A19.
+ * A level brings the scores and the weighted values of a chunk. Only for files compiled with a
+ * level's flags. */
 #ifndef ISLET_K_ATTENTION_H
 #define ISLET_K_ATTENTION_H
 #if defined(__AVX2__)
@@ -58,7 +59,8 @@ static inline bool k_attention_plain(const float *q, uint32_t n_heads, const uin
     return fault;
 }
 
-/* Running maximum, sum of weights and weighted values of one head: a chunk's, a group's, or the whole. */
+/* Running maximum, sum of weights and weighted values of one head: a chunk's, a group's, or the
+ * whole. */
 struct k_attention_part {
     float m, l;
     float *o; /* [dim] */
@@ -88,7 +90,8 @@ K_ATTENTION_INLINE void k_attention_merge(struct k_attention_part *into,
     into->m = m;
 }
 
-/* s[64] -> e in place, m and l (A18); positions from n on are invisible. True: a score was not finite. */
+/* s[64] -> e in place, m and l (A18); positions from n on are invisible. True: a score was not
+ * finite. */
 K_ATTENTION_INLINE bool k_attention_weigh(float *s, uint32_t n, struct k_attention_part *ret)
 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -1,5 +1,5 @@
-/* Attention by AVX2 (A18, B6): lane = position for scores, lane = d for values; no reduction anywhere. Two heads at a
- * time share the conversion of keys and values. */
+/* Attention by AVX2 (A18, B6): lane = position for scores, lane = d for values; no reduction
+ * anywhere. Two heads at a time share the conversion of keys and values. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -103,7 +103,8 @@ static void values_f16(const float *e, uint32_t n_heads, uint32_t dim,
     }
 }
 
-/* Exact dots of 32 dimensions with 32 positions. Signed by signed: |q| as unsigned times the key with q's sign. */
+/* Exact dots of 32 dimensions with 32 positions. Signed by signed: |q| as unsigned times the key
+ * with q's sign. */
 K_ATTENTION_INLINE void dot32(const int8_t *q, const int8_t *keys, __m256i ret[4])
 {
     const __m256i ones = _mm256_set1_epi16(1);

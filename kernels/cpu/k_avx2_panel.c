@@ -148,8 +148,8 @@ K_STREAM_INLINE __m256i two_sums(const int16_t *sums)
     return _mm256_set1_epi32(two);
 }
 
-/* As many pair sums of vpmaddubsw as fit int16 are added before the multiplication by the scale: a pair is at most
- * 2 * 127 * 15 (Q4_K: 8), 31 (Q5_K: 4), 63 (Q6_K: 2). */
+/* As many pair sums of vpmaddubsw as fit int16 are added before the multiplication by the scale: a
+ * pair is at most 2 * 127 * 15 (Q4_K: 8), 31 (Q5_K: 4), 63 (Q6_K: 2). */
 K_STREAM_INLINE void run256(enum k_format format, struct panel *p, uint32_t first, const int R,
                             uint32_t b)
 {
@@ -195,7 +195,8 @@ K_STREAM_INLINE void run256(enum k_format format, struct panel *p, uint32_t firs
     }
 }
 
-/* Signed by signed: |w| as unsigned times x with w's sign. |w| is at most 128, a pair sum 32,512. */
+/* Signed by signed: |w| as unsigned times x with w's sign. |w| is at most 128, a pair sum
+ * 32,512. */
 K_STREAM_INLINE void run32(struct panel *p, uint32_t first, const int R, uint32_t b, uint32_t n)
 {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -266,8 +267,14 @@ K_STREAM_INLINE void panel_mul(enum k_format format, const uint8_t *w, uint32_t 
         for (uint32_t b = 0; b < n_blocks; b += step) {
             const uint8_t *block[LANES];
             const uint32_t n = n_blocks - b < step ? n_blocks - b : step;
-            for (uint32_t l = 0; l < LANES; l++)
+            /* Two panels ahead: further along the outputs, or at the start of the next ones. */
+            const size_t ahead =
+                2 * (size_t)step * bytes + (b + 2 * step < n_blocks ? 0 : (LANES - 1) * stride);
+            for (uint32_t l = 0; l < LANES; l++) {
                 block[l] = w + stride * (o + (l < lanes ? l : lanes - 1)) + (size_t)b * bytes;
+                for (uint32_t at = 0; at < step * bytes; at += 64)
+                    _mm_prefetch((const char *)block[l] + ahead + at, _MM_HINT_T0);
+            }
             if (small)
                 fill32(format, block, n, p);
             else

@@ -1,5 +1,5 @@
-/* Operations on vectors of a row by AVX2: quantiser (A4), norm (A10), gate (A12), sum of experts (A14). They are small
- * beside the products, so the AVX-512 level uses them as well. */
+/* Operations on vectors of a row by AVX2: quantiser (A4), norm (A10), gate (A12), sum of experts
+ * (A14). They are small beside the products, so the AVX-512 level uses them as well. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -38,7 +38,8 @@ K_STREAM_INLINE void round32(const float *x, __m256 inv, int8_t *q, __m256i ret_
     _mm256_storeu_si256((__m256i *)(void *)q, _mm256_permutevar8x32_epi32(bytes, order));
 }
 
-/* Scale and its inverse of a block whose largest magnitude is m; 0 and 0 for a block that counts as zero. */
+/* Scale and its inverse of a block whose largest magnitude is m; 0 and 0 for a block that counts as
+ * zero. */
 K_STREAM_INLINE float scale_of(uint32_t m, float *ret_inv, bool *fault)
 {
     *ret_inv = 0.0f;

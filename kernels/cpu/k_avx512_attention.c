@@ -1,4 +1,5 @@
-/* Attention over f16 pages by AVX-512 (A18, B6): as k_avx2_attention.c, with four heads at a time. */
+/* Attention over f16 pages by AVX-512 (A18, B6): as k_avx2_attention.c, with four heads at a
+ * time. */
 #include <immintrin.h>
 
 #include "k_attention.h"

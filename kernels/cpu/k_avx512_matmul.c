@@ -1,4 +1,5 @@
-/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c, float weights as A8. */
+/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c, float weights as
+ * A8. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -14,8 +15,8 @@ K_STREAM_INLINE __m256i halves(__m512i v)
     return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
 }
 
-/* Four dot products of 4 fit 16 bits in each format here (at most 4 * 63 * 127), so that vpdpwssd can multiply them by
- * their scale: 32-bit lanes with the upper half zero. */
+/* Four dot products of 4 fit 16 bits in each format here (at most 4 * 63 * 127), so that vpdpwssd
+ * can multiply them by their scale: 32-bit lanes with the upper half zero. */
 K_STREAM_INLINE __m256i scaled_dot(const __m512i w[4], const __m512i scale[4], const int8_t *q)
 {
     __m512i acc = _mm512_setzero_si512();
@@ -121,11 +122,19 @@ K_STREAM_INLINE __m512 load_float(enum k_format format, const uint8_t *w, uint32
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+K_STREAM_INLINE void prefetch_float(enum k_format format, const uint8_t *w, uint32_t i)
+{
+    const size_t bytes = format == K_F32 ? 4 : 2;
+    for (uint32_t at = 0; at < 32 * bytes; at += 64)
+        _mm_prefetch((const char *)w + bytes * i + at + K_STREAM_AHEAD, _MM_HINT_T0);
+}
+
 K_STREAM_INLINE float dot_float(enum k_format format, const uint8_t *w, const float *x, uint32_t n)
 {
     __m512 a = _mm512_setzero_ps(), b = _mm512_setzero_ps();
     uint32_t i = 0;
     for (; i + 32 <= n; i += 32) {
+        prefetch_float(format, w, i);
         a = _mm512_fmadd_ps(load_float(format, w, i, 0xffff), _mm512_loadu_ps(x + i), a);
         b = _mm512_fmadd_ps(load_float(format, w, i + 16, 0xffff), _mm512_loadu_ps(x + i + 16), b);
     }

@@ -38,7 +38,8 @@ K_STREAM_INLINE void transpose16(const __m512i in[16], __m512i out[16])
         b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
-    /* b[4 * g + k]: dwords k, k + 4, k + 8, k + 12 (one 128-bit part each) of outputs 4g .. 4g + 3. */
+    /* b[4 * g + k]: dwords k, k + 4, k + 8, k + 12 (one 128-bit part each) of outputs 4g .. 4g +
+     * 3. */
     K_STREAM_UNROLL
     for (int k = 0; k < 4; k++) {
         const __m512i low01 = _mm512_shuffle_i32x4(b[k], b[4 + k], 0x44);
@@ -168,7 +169,8 @@ K_STREAM_INLINE __m512i two_sums(const int16_t *sums)
     return _mm512_set1_epi32(two);
 }
 
-/* Rows first .. first + R - 1 over a super-block; lane = output, so S and M need no reduction and A6 is one fma. */
+/* Rows first .. first + R - 1 over a super-block; lane = output, so S and M need no reduction and
+ * A6 is one fma. */
 K_STREAM_INLINE void run256(enum k_format format, struct panel *p, uint32_t first, const int R,
                             uint32_t b)
 {
@@ -282,8 +284,14 @@ K_STREAM_INLINE void panel_mul(enum k_format format, const uint8_t *w, uint32_t 
         for (uint32_t b = 0; b < n_blocks; b += step) {
             const uint8_t *block[LANES];
             const uint32_t n = n_blocks - b < step ? n_blocks - b : step;
-            for (uint32_t l = 0; l < LANES; l++)
+            /* Two panels ahead: further along the outputs, or at the start of the next ones. */
+            const size_t ahead =
+                2 * (size_t)step * bytes + (b + 2 * step < n_blocks ? 0 : (LANES - 1) * stride);
+            for (uint32_t l = 0; l < LANES; l++) {
                 block[l] = w + stride * (o + (l < lanes ? l : lanes - 1)) + (size_t)b * bytes;
+                for (uint32_t at = 0; at < step * bytes; at += 64)
+                    _mm_prefetch((const char *)block[l] + ahead + at, _MM_HINT_T0);
+            }
             if (small)
                 fill32(format, block, n, p);
             else

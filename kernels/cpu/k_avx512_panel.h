@@ -1,5 +1,5 @@
-/* Products with several rows by AVX-512 VNNI (B2's form, made on the fly): 16 outputs' blocks are unpacked once into a
- * panel with lane = output, and every row of the batch runs over it. */
+/* Products with several rows by AVX-512 VNNI (B2's form, made on the fly): 16 outputs' blocks are
+ * unpacked once into a panel with lane = output, and every row of the batch runs over it. */
 #ifndef ISLET_K_AVX512_PANEL_H
 #define ISLET_K_AVX512_PANEL_H
 

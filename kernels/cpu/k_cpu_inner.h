@@ -1,5 +1,5 @@
-/* The inner loops of a CPU level. The threaded backend (k_cpu_ops.c) splits operations and calls these. All give the bits
- * of the reference. */
+/* The inner loops of a CPU level. The threaded backend (k_cpu_ops.c) splits operations and calls
+ * these. All give the bits of the reference. */
 #ifndef ISLET_K_CPU_INNER_H
 #define ISLET_K_CPU_INNER_H
 
@@ -11,13 +11,15 @@ enum {
     K_CPU_WORK_BYTES = 64 * 1024
 };
 
-/* y[r][o] = w[o] . x[r] for o < n_out, r < n_rows <= K_CPU_TILE_ROWS. x[r]: the row in the form that `format` reads.
- * y[r]: float [n_out]. work: per-thread scratch of K_CPU_WORK_BYTES, aligned to 64. */
+/* y[r][o] = w[o] . x[r] for o < n_out, r < n_rows <= K_CPU_TILE_ROWS. x[r]: the row in the form
+ * that `format` reads. y[r]: float [n_out]. work: per-thread scratch of K_CPU_WORK_BYTES, aligned
+ * to 64. */
 typedef void k_cpu_mul_fn(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
                           const void *const *x, float *const *y, uint32_t n_rows, void *work);
 
-/* Attention of n_heads <= K_CPU_HEADS query heads of one row that share a kv head: q, y float [n_heads][dim]. pages[i]:
- * the layer's part of page i. work: float [n_heads][3 * dim + K_PAGE], aligned to 64. True: a score was not finite. */
+/* Attention of n_heads <= K_CPU_HEADS query heads of one row that share a kv head: q, y float
+ * [n_heads][dim]. pages[i]: the layer's part of page i. work: float [n_heads][3 * dim + K_PAGE],
+ * aligned to 64. True: a score was not finite. */
 typedef bool k_cpu_attention_fn(const float *q, uint32_t n_heads, const uint8_t *const *pages,
                                 uint32_t n_visible, const struct k_kv *kv, uint32_t head_kv,
                                 float scale, float *work, float *y);
@@ -25,7 +27,8 @@ typedef bool k_cpu_attention_fn(const float *q, uint32_t n_heads, const uint8_t 
 struct k_cpu_inner {
     const char *name;
     k_cpu_mul_fn *mul;
-    /* A4 for elements first .. first + count - 1 (whole blocks) of a row of n; ret: the row's blocks. True: not finite. */
+    /* A4 for elements first .. first + count - 1 (whole blocks) of a row of n; ret: the row's
+     * blocks. True: not finite. */
     bool (*quantise32)(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret);
     bool (*quantise256)(const float *x, uint32_t n, uint32_t first, uint32_t count, void *ret);
     void (*norm)(const float *x, const float *weight, float *y, uint32_t n, float eps);

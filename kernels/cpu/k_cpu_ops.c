@@ -1,5 +1,5 @@
-/* The threaded CPU backend: splits operations over outputs, rows, heads or experts, never a sum, and calls the inner loops
- * of its level. */
+/* The threaded CPU backend: splits operations over outputs, rows, heads or experts, never a sum,
+ * and calls the inner loops of its level. */
 #include "k_cpu_ops.h"
 
 #include <string.h>
@@ -12,11 +12,13 @@
 #include "k_ref.h"
 
 enum {
-    /* A piece of a product reads about this much of the weights: small enough to spread, large enough to stream. */
+    /* A piece of a product reads about this much of the weights: small enough to spread, large
+     * enough to stream. */
     PIECE_BYTES = 48 * 1024,
     MAX_ROW_TILE = K_CPU_TILE_ROWS,
-    UNIT =
-        256 /* inner outputs of an expert in a piece: whole blocks of either form, so that it quantises its own */
+    /* Inner outputs of an expert in a piece: whole blocks of either form, so that it quantises its
+     * own. */
+    UNIT = 256
 };
 
 /* Per-thread scratch: the inner loops' work, then vectors of a unit of an expert. */
@@ -117,7 +119,7 @@ static enum err_code matmul(const struct k_matmul *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* ---- operations by row ------------------------------------------------------------------------------------------ */
+/* ---- operations by row ----------------------------------------------------------------------- */
 
 static void norm_piece(const void *context, uint32_t row, uint32_t thread)
 {
@@ -139,7 +141,8 @@ static enum err_code norm(const struct k_norm *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* Elements first .. first + count - 1 of row `row` of act.f32 into the other forms. True: not finite. */
+/* Elements first .. first + count - 1 of row `row` of act.f32 into the other forms. True: not
+ * finite. */
 static bool quantise_part(const struct k_cpu_inner *inner, const struct k_act *act, uint32_t row,
                           uint32_t first, uint32_t count)
 {
@@ -310,7 +313,7 @@ static enum err_code moe_sum(const struct k_moe_sum *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* ---- attention: a piece is some query heads of one row that share a kv head --------------------------------------- */
+/* ---- attention: a piece is some query heads of one row that share a kv head ------------------ */
 
 /* Of each thread: page pointers of a sequence, then the work of K_CPU_HEADS heads. */
 static uint64_t attention_pages_bytes(uint32_t max_pages)
@@ -379,7 +382,7 @@ static enum err_code attention(const struct k_attention *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* ---- experts: a piece is a range of outputs of one group ---------------------------------------------------------- */
+/* ---- experts: a piece is a range of outputs of one group ------------------------------------- */
 
 static const uint8_t *slice(const struct k_experts *x, uint32_t expert, int which)
 {
@@ -472,7 +475,7 @@ static enum err_code moe_down(const struct k_moe_down *a, struct k_stream *s)
     return ERR_OK;
 }
 
-/* ---- the tables --------------------------------------------------------------------------------------------------- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 void k_cpu_ops_fill(enum k_level level, struct k_cpu_inner *ret)
 {

@@ -17,9 +17,10 @@ enum {
     SPINS = 2000
 }; /* pauses: some 10-40 us before a thread sleeps */
 
-/* `ticket` holds the job's number in its high half and the next piece in its low half. A piece belongs to whoever moves
- * the low half on by compare-and-swap; that succeeds only while the job is the one whose fields were read before it, so
- * a helper that wakes late cannot take a piece of a job that it knows nothing of. */
+/* `ticket` holds the job's number in its high half and the next piece in its low half. A piece
+ * belongs to whoever moves the low half on by compare-and-swap; that succeeds only while the job is
+ * the one whose fields were read before it, so a helper that wakes late cannot take a piece of a
+ * job that it knows nothing of. */
 struct k_pool {
     _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic uint32_t done; /* pieces finished of this job */
@@ -122,7 +123,8 @@ void k_pool_run(struct k_pool *p, k_pool_fn *fn, const void *context, uint32_t n
         return;
     }
     const uint64_t job = (atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32) + 1;
-    /* Between jobs the ticket's piece is past every n, so no helper takes one while the fields change. */
+    /* Between jobs the ticket's piece is past every n, so no helper takes one while the fields
+     * change. */
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->context, context, memory_order_relaxed);
     atomic_store_explicit(&p->n, n, memory_order_relaxed);

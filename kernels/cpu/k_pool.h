@@ -1,6 +1,7 @@
-/* The compute pool: splits an operation in pieces, never a sum. Pieces are handed out one by one, so that whoever is free
- * takes the next; a helper that the scheduler holds back delays at most the piece it has begun. Helpers spin for some
- * microseconds after a job, then sleep. One job at a time; the caller works too. */
+/* The compute pool: splits an operation in pieces, never a sum. Pieces are handed out one by one,
+ * so that whoever is free takes the next; a helper that the scheduler holds back delays at most the
+ * piece it has begun. Helpers spin for some microseconds after a job, then sleep. One job at a
+ * time; the caller works too. */
 #ifndef ISLET_K_POOL_H
 #define ISLET_K_POOL_H
 
@@ -14,8 +15,8 @@ struct k_pool;
 /* `thread` is 0..threads-1, for per-thread scratch. */
 typedef void k_pool_fn(const void *context, uint32_t piece, uint32_t thread);
 
-/* scratch_bytes: private to each thread, aligned to 64. Helpers check that denormals are on and rounding is to nearest.
- * Gives *ret; free with k_pool_free. */
+/* scratch_bytes: private to each thread, aligned to 64. Helpers check that denormals are on and
+ * rounding is to nearest. Gives *ret; free with k_pool_free. */
 enum err_code k_pool_new(uint32_t threads, size_t scratch_bytes, struct k_pool **ret, struct err *e)
     __attribute__((warn_unused_result));
 void k_pool_free(struct k_pool *p);

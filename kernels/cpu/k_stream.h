@@ -1,7 +1,8 @@
-/* What AVX2 and AVX-512 share: reductions of int32 vectors, scales, and the product with few rows (B1): weight blocks in
- * memory order, one stream, eight at a time; their vectors are reduced together by a transposing add tree, and the terms
- * of each output are folded in order afterwards. Each level brings its own dot product of a block. Only for files compiled
- * with a level's flags. */
+/* What AVX2 and AVX-512 share: reductions of int32 vectors, scales, and the product with few rows
+ * (B1): weight blocks in memory order, one stream, eight at a time; their vectors are reduced
+ * together by a transposing add tree, and the terms of each output are folded in order afterwards.
+ * Each level brings its own dot product of a block. Only for files compiled with a level's
+ * flags. */
 #ifndef ISLET_K_STREAM_H
 #define ISLET_K_STREAM_H
 #if defined(__AVX2__)
@@ -73,7 +74,8 @@ K_STREAM_INLINE uint32_t k_stream_bytes(enum k_format format)
     }
 }
 
-/* Scales of a block as f16 bits: d in the low half, dmin in the high one (Q4_K, Q5_K); others d alone. */
+/* Scales of a block as f16 bits: d in the low half, dmin in the high one (Q4_K, Q5_K); others d
+ * alone. */
 K_STREAM_INLINE uint32_t k_stream_scales(enum k_format format, const uint8_t *block)
 {
     uint32_t both = 0;
@@ -84,8 +86,8 @@ K_STREAM_INLINE uint32_t k_stream_scales(enum k_format format, const uint8_t *bl
     return both;
 }
 
-/* Eight six-bit scales, then eight six-bit mins, as bytes (Q4_K, Q5_K; k_format_scale_min has the packing). `block`
- * begins with d and dmin. */
+/* Eight six-bit scales, then eight six-bit mins, as bytes (Q4_K, Q5_K; k_format_scale_min has the
+ * packing). `block` begins with d and dmin. */
 K_STREAM_INLINE __m128i k_stream_scale_min(const uint8_t *block)
 {
     const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)block);
@@ -105,8 +107,8 @@ K_STREAM_INLINE __m256 k_stream_f16(__m256i bits)
     return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 }
 
-/* t of eight blocks (A5) from their S, M and scales. The scales come as words, not by memory: eight small stores and
- * one wide load would wait for each other. */
+/* t of eight blocks (A5) from their S, M and scales. The scales come as words, not by memory: eight
+ * small stores and one wide load would wait for each other. */
 K_STREAM_INLINE __m256 k_stream_term(enum k_format format, __m256i s, __m256i m,
                                      const int32_t d[K_STREAM_LANES])
 {
@@ -152,8 +154,9 @@ typedef void k_stream_block_fn(enum k_format format, const uint8_t *block,
                                const struct k_act_row *x, const int R, uint32_t xb, uint32_t lane,
                                struct k_stream_sums *ret);
 
-/* Terms of n consecutive blocks, of whatever outputs they are; t[r] = t + r * K_STREAM_T. `even`: n and n_blocks are
- * multiples of 8, so that eight blocks belong to one output and every address is known. */
+/* Terms of n consecutive blocks, of whatever outputs they are; t[r] = t + r * K_STREAM_T. `even`: n
+ * and n_blocks are multiples of 8, so that eight blocks belong to one output and every address is
+ * known. */
 K_STREAM_INLINE void k_stream_terms(enum k_format format, k_stream_block_fn *dot, const bool even,
                                     const uint8_t *w, uint32_t n, uint32_t n_blocks,
                                     const struct k_act_row *x, const int R, float *t)

@@ -1,5 +1,6 @@
-/* The only ordered sums and the functions on the data path (A1, A8, A11, A12). C and CUDA alike: plain binary32 operations
- * and fmaf, nothing else. Everything here must be compiled without contraction. */
+/* The only ordered sums and the functions on the data path (A1, A8, A11, A12). C and CUDA alike:
+ * plain binary32 operations and fmaf, nothing else. Everything here must be compiled without
+ * contraction. */
 #ifndef ISLET_K_FLOAT_H
 #define ISLET_K_FLOAT_H
 

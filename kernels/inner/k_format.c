@@ -117,7 +117,9 @@ static void unpack_q6_k(const struct k_format_q6_k *b, int8_t *ret)
         }
 }
 
-void k_format_unpack(enum k_format format, const void *block, int8_t *ret)
+/* Integer weights of one block, in element order: Q4_K 0..15, Q5_K 0..31, Q6_K -32..31, Q4_0 -8..7,
+ * Q8_0 as stored. */
+static void unpack(enum k_format format, const void *block, int8_t *ret)
 {
     switch (format) {
     case K_Q8_0:
@@ -165,7 +167,7 @@ static void dequantise_mins(const int8_t *q, uint16_t d16, uint16_t dmin16, cons
 static void dequantise_block(enum k_format format, const void *block, float *out)
 {
     int8_t q[256];
-    k_format_unpack(format, block, q);
+    unpack(format, block, q);
     switch (format) {
     case K_Q8_0:
     case K_Q4_0: { /* d is the first field of both */
@@ -292,7 +294,7 @@ static float block_mins(const int8_t *w, uint16_t d16, uint16_t dmin16, const ui
 float k_format_block(enum k_format format, const void *block, const int8_t *q, const int16_t *sums)
 {
     int8_t w[256];
-    k_format_unpack(format, block, w);
+    unpack(format, block, w);
     int32_t sum = 0;
     uint16_t d16;
     switch (format) {

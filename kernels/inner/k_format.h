@@ -1,4 +1,5 @@
-/* Block layouts of the weight formats (as in GGUF; see A5's table) and what each needs. All values little-endian. */
+/* Block layouts of the weight formats (as in GGUF; see A5's table) and what each needs. All values
+ * little-endian. */
 #ifndef ISLET_K_FORMAT_H
 #define ISLET_K_FORMAT_H
 
@@ -48,11 +49,9 @@ static inline void k_format_scale_min(const uint8_t scales[12], int j, uint8_t *
     }
 }
 
-/* Integer weights of one block, in element order: Q4_K 0..15, Q5_K 0..31, Q6_K -32..31, Q4_0 -8..7, Q8_0 as stored. */
-void k_format_unpack(enum k_format format, const void *block, int8_t *ret);
-
-/* A quantised activation row (A4) of n elements: scales, then sums of the integers, then the integers, each part aligned
- * to 64 bytes. Sums are per 32 elements (and per 16): they fit 16 bits (at most 32 * 127). k_format_act_bytes is the stride. */
+/* A quantised activation row (A4) of n elements: scales, then sums of the integers, then the
+ * integers, each part aligned to 64 bytes. Sums are per 32 elements (and per 16): they fit 16 bits
+ * (at most 32 * 127). k_format_act_bytes is the stride. */
 struct k_act_row {
     float *dx;      /* [n / B], B = 32 or 256 */
     int16_t *sum;   /* [n / 32] */
@@ -62,7 +61,8 @@ struct k_act_row {
 struct k_act_row k_format_act_row(enum k_form form, void *row, uint32_t n);
 uint64_t k_format_act_bytes(enum k_form form, uint32_t n);
 
-/* The value t of one quantised weight block against the activation block's integers and sums (A5), scalar. */
+/* The value t of one quantised weight block against the activation block's integers and sums (A5),
+ * scalar. */
 float k_format_block(enum k_format format, const void *block, const int8_t *q, const int16_t *sum);
 
 #endif

@@ -6,7 +6,8 @@
 #include "alloc.h"
 #include "k_format.h"
 
-/* Mapped, not from the heap: cleared by the system, given back whole, and large ones in huge pages. */
+/* Mapped, not from the heap: cleared by the system, given back whole, and large ones in huge
+ * pages. */
 enum err_code k_host_buffer_new(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                 struct err *e)
 {

@@ -1,5 +1,5 @@
-/* What the reference and the threaded CPU backend share: buffers in host memory, streams that run at once, and access to
- * spans. */
+/* What the reference and the threaded CPU backend share: buffers in host memory, streams that run
+ * at once, and access to spans. */
 #ifndef ISLET_K_HOST_H
 #define ISLET_K_HOST_H
 

@@ -1,4 +1,5 @@
-/* Host mathematics in plain double operations, so that every machine makes the same table (A15, A20). */
+/* Host mathematics in plain double operations, so that every machine makes the same table (A15,
+ * A20). */
 #include <string.h>
 
 #include "k_float.h"

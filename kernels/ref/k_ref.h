@@ -1,6 +1,6 @@
-/* The scalar oracle, one function per inner piece of ARITHMETIC.md, and the whole table made of them. Plain C, one thread,
- * written to be read: the other backends are compared with it bit for bit, and reuse its pieces where speed does not
- * matter. */
+/* The scalar oracle, one function per inner piece of ARITHMETIC.md, and the whole table made of
+ * them. Plain C, one thread, written to be read: the other backends are compared with it bit for
+ * bit, and reuse its pieces where speed does not matter. */
 #ifndef ISLET_K_REF_H
 #define ISLET_K_REF_H
 
@@ -16,11 +16,12 @@ bool k_ref_quantise256(const float *x, uint32_t n, void *ret);
 float k_ref_dot(enum k_format format, const void *weights, const void *act, uint32_t n);
 /* A10. */
 void k_ref_norm(const float *x, const float *weight, float *y, uint32_t n, float eps);
-/* A17, f16 page of one layer: K [n_head_kv][D][64], V [n_head_kv][64][D]; 8-bit: see k_ref_kv.c. True: overflow. */
+/* A17, f16 page of one layer: K [n_head_kv][D][64], V [n_head_kv][64][D]; 8-bit: see k_ref_kv.c.
+ * True: overflow. */
 bool k_ref_kv_write(void *layer, enum k_kv_type type, uint32_t n_head_kv, uint32_t dim,
                     uint32_t slot, const float *k, const float *v);
-/* A18, A19 for one query head: positions 0..n_visible-1. pages[i] = the layer's part of the i-th page. work: float
- * [3 * dim + 64]. True: a score was not finite. */
+/* A18, A19 for one query head: positions 0..n_visible-1. pages[i] = the layer's part of the i-th
+ * page. work: float [3 * dim + 64]. True: a score was not finite. */
 bool k_ref_attention_head(const float *q, const uint8_t *const *pages, uint32_t n_visible,
                           const struct k_kv *kv, uint32_t head_kv, float scale, float *work,
                           float *y);

@@ -2,7 +2,8 @@
  *
  * A page's part of one layer, for H kv heads of D dimensions and 64 positions:
  *   f16:   K f16 [H][D][64] | V f16 [H][64][D]
- *   q8_0:  K int8 [H][D][64] | V int8 [H][64][D] | K scale f16 [H][D/32][64] | V scale f16 [H][64][D/32] */
+ *   q8_0:  K int8 [H][D][64] | V int8 [H][64][D] | K scale f16 [H][D/32][64] |
+ *          V scale f16 [H][64][D/32] */
 #include <string.h>
 
 #include "k_float.h"
@@ -15,7 +16,8 @@ uint64_t k_kv_layer_bytes(enum k_kv_type type, uint32_t n_head_kv, uint32_t head
     return type == K_KV_F16 ? 4 * values : 2 * values + 4 * (values / 32);
 }
 
-/* 32 values to int8 with an f16 scale (A17). True: the scale overflowed or a value was not finite. */
+/* 32 values to int8 with an f16 scale (A17). True: the scale overflowed or a value was not
+ * finite. */
 static bool quantise_kv(const float *x, int8_t *q, uint16_t *ret_scale)
 {
     uint32_t m = 0;

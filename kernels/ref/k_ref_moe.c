@@ -19,7 +19,8 @@ float k_ref_softmax(const float *x, uint32_t n, float *e)
 void k_ref_router_choose(const struct k_router *a, const float *logits, const float *e, float sum,
                          uint32_t *ids, float *weights)
 {
-    /* The best not yet taken, by (logit falling, index rising): what comes after (last, last_id). */
+    /* The best not yet taken, by (logit falling, index rising): what comes after (last,
+     * last_id). */
     float last = 0.0f, chosen = 0.0f;
     uint32_t last_id = 0;
     for (uint32_t r = 0; r < a->n_used; r++) {

@@ -1,8 +1,9 @@
-/* bench_decode MODEL.gguf [--level L] [--threads N] [--rows 1,4,16]: tokens a second of the engine by itself, with different
- * text in each row, beside what reading the weights alone would allow. Fails on a value that is not finite.
+/* bench_decode MODEL.gguf [--level L] [--threads N] [--rows 1,4,16]: tokens a second of the engine
+ * by itself, with different text in each row, beside what reading the weights alone would allow.
+ * Fails on a value that is not finite.
  *
- * Limit of a decode step: bytes read (dense weights, distinct experts as counted) over the read bandwidth measured in the
- * same run with the same threads. */
+ * Limit of a decode step: bytes read (dense weights, distinct experts as counted) over the read
+ * bandwidth measured in the same run with the same threads. */
 #include <immintrin.h>
 #include <math.h>
 #include <pthread.h>
@@ -132,7 +133,8 @@ static void check_answers(const struct engine_rig *rig)
         }
 }
 
-/* Runs `rows` answers of n tokens each after prompts of different text; returns tokens a second of the pure decode. */
+/* Runs `rows` answers of n tokens each after prompts of different text; returns tokens a second of
+ * the pure decode. */
 static void decode(struct engine_rig *rig, const struct weights *w, uint32_t rows, double rate,
                    FILE *json, const char *model)
 {

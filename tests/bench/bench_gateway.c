@@ -1,7 +1,8 @@
-/* bench_gateway: what the gateway adds. The real islet-gateway in a process of its own, a worker that echoes on a thread
- * here, and clients on its Unix socket: time from the first request byte to the run_inference frame (p50, p99), the
- * gateway's CPU time per token at 32 streams, its resident memory, and how that grows over 10,000 requests. Prints a
- * table and writes build/bench/gateway.json; exit code 1 where a target is missed. */
+/* bench_gateway: what the gateway adds. The real islet-gateway in a process of its own, a worker
+ * that echoes on a thread here, and clients on its Unix socket: time from the first request byte to
+ * the run_inference frame (p50, p99), the gateway's CPU time per token at 32 streams, its resident
+ * memory, and how that grows over 10,000 requests. Prints a table and writes
+ * build/bench/gateway.json; exit code 1 where a target is missed. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

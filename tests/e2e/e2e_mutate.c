@@ -1,5 +1,6 @@
-/* Mutated requests through the gateway's HTTP layer, in this process: each ends in a status or a close, and none is framed
- * otherwise than by h11. `e2e_mutate [COUNT [SEED]]`, 100,000 and 1 by default. */
+/* Mutated requests through the gateway's HTTP layer, in this process: each ends in a status or a
+ * close, and none is framed otherwise than by h11. `e2e_mutate [COUNT [SEED]]`, 100,000 and 1 by
+ * default. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>

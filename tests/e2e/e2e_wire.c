@@ -1,9 +1,11 @@
-/* The HTTP surface over real sockets, against islet-gateway and isletd. tests/e2e/wire/ holds a folder per case:
- *   request  a line of the file is a line with CR LF on the wire; a '\' at its end leaves the CR LF out;
- *            \r \n \t \0 \\ \xNN stand for bytes
- *   expect   lines of: status N, header TEXT, no-header NAME, body TEXT, no-body, close, keep, silent, via unix, whole
- *            (not byte by byte too)
- * Each case is sent whole and byte by byte, must carry x-request-id, and /livez must answer afterwards. */
+/* The HTTP surface over real sockets, against islet-gateway and isletd. tests/e2e/wire/ holds a
+ * folder per case:
+ *   request  a line of the file is a line with CR LF on the wire; a '\' at its end leaves the CR LF
+ *            out; \r \n \t \0 \\ \xNN stand for bytes
+ *   expect   lines of: status N, header TEXT, no-header NAME, body TEXT, no-body, close, keep,
+ *            silent, via unix, whole (not byte by byte too)
+ * Each case is sent whole and byte by byte, must carry x-request-id, and /livez must answer
+ * afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -84,7 +86,7 @@ static void check_live(struct spawn *s)
     assert_int_equal(ask(s, request, sizeof request - 1), 200);
 }
 
-/* ---- cases of the folder ----------------------------------------------------------------------------------------- */
+/* ---- cases of the folder --------------------------------------------------------------------- */
 
 static bool read_file(const char *name, const char *file, struct buf *out)
 {
@@ -243,7 +245,7 @@ static void test_e2e_wire_cases_are_answered_as_expected(void **state)
     assert_true(run_cases(*state, "w") > 30);
 }
 
-/* ---- what no file can say ---------------------------------------------------------------------------------------- */
+/* ---- what no file can say -------------------------------------------------------------------- */
 
 static void test_e2e_wire_bad_shapes_close_and_serve_nothing_behind(void **state)
 {
@@ -393,7 +395,8 @@ static unsigned crowd(struct spawn *s)
 static void test_e2e_wire_600_connections_are_512_served_and_the_rest_503(void **state)
 {
     struct spawn *s = *state;
-    /* Connections of the test before may still be there for a moment; twice, because none may leak. */
+    /* Connections of the test before may still be there for a moment; twice, because none may
+     * leak. */
     for (unsigned round = 0; round < 2; round++) {
         unsigned tries = 0;
         while (crowd(s) != 512) {
@@ -452,7 +455,7 @@ static void test_e2e_wire_key_cases_and_reload(void **state)
     assert_true(spawn_stop(&s));
 }
 
-/* ---- a client that leaves ---------------------------------------------------------------------------------------- */
+/* ---- a client that leaves -------------------------------------------------------------------- */
 
 enum leave {
     LEAVE_CLOSE,
@@ -494,7 +497,8 @@ static void wait_figure(struct spawn *s, const char *key, unsigned long value)
     }
 }
 
-/* Begins an answer of about 2,000 tokens, or with a long prompt one that is read for a while first. */
+/* Begins an answer of about 2,000 tokens, or with a long prompt one that is read for a while
+ * first. */
 static int begin_long(struct spawn *s, bool stream, bool long_prompt)
 {
     struct buf body = BUF_INIT(1 << 20), b = BUF_INIT(1 << 20);

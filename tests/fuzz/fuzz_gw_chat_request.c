@@ -1,5 +1,5 @@
-/* Bodies of /v1/chat/completions and /v1/completions (first byte odd): any bytes are refused or give a checked struct
- * whose values are inside their ranges. */
+/* Bodies of /v1/chat/completions and /v1/completions (first byte odd): any bytes are refused or
+ * give a checked struct whose values are inside their ranges. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

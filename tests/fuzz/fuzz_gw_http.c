@@ -1,5 +1,6 @@
-/* Requests from the net: whatever the bytes, a whole feed and a feed in pieces end the same way, and a connection ends in
- * a status, a close, or waits for more. The first byte chooses the size of the pieces. */
+/* Requests from the net: whatever the bytes, a whole feed and a feed in pieces end the same way,
+ * and a connection ends in a status, a close, or waits for more. The first byte chooses the size of
+ * the pieces. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Any bytes: refused with a text, or an object. What goes in again as jansson writes it gives the same object. */
+/* Any bytes: refused with a text, or an object. What goes in again as jansson writes it gives the
+ * same object. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* The checker of the seam: every operation of a backend against the reference, bit for bit, over random shapes. */
+/* The checker of the seam: every operation of a backend against the reference, bit for bit, over
+ * random shapes. */
 #ifndef ISLET_BITS_H
 #define ISLET_BITS_H
 
@@ -24,7 +25,8 @@ enum bits_kind {
     BITS_KINDS
 };
 void bits_fill(struct bits_random *r, enum bits_kind kind, float *x, size_t n);
-/* Valid random blocks: any finite scale, subnormal, zero and huge ones among them, weights at their bounds. */
+/* Valid random blocks: any finite scale, subnormal, zero and huge ones among them, weights at their
+ * bounds. */
 void bits_blocks(struct bits_random *r, enum k_format format, void *blocks, size_t n_blocks);
 
 /* One backend at work, and buffers guarded at both ends. */
@@ -44,10 +46,12 @@ struct bits_run {
 
 struct k_span bits_span(struct bits_side *side, const void *bytes, size_t n); /* NULL: zeros */
 void *bits_host(struct k_span span);
-/* Frees, after looking at the guard bytes before and behind the n bytes asked for; false: overwritten. */
+/* Frees, after looking at the guard bytes before and behind the n bytes asked for; false:
+ * overwritten. */
 bool bits_drop(struct bits_side *side, struct k_span span, size_t n);
 
-/* Each runs one random case; the result is counted by the caller. On a difference prints what the parameters were. */
+/* Each runs one random case; the result is counted by the caller. On a difference prints what the
+ * parameters were. */
 typedef bool bits_case(struct bits_run *run);
 bits_case bits_matmul, bits_quantise, bits_norm, bits_rope, bits_attention, bits_router,
     bits_experts, bits_small, bits_nonfinite;

@@ -60,7 +60,8 @@ static bool check_exp32(bool full, uint64_t *ret_n)
     return ok;
 }
 
-/* The level's own exp32, seen through the gate: silu(-x) for every float (or every 257th) up to 90 in size. */
+/* The level's own exp32, seen through the gate: silu(-x) for every float (or every 257th) up to 90
+ * in size. */
 static bool check_level_exp(struct bits_run *run)
 {
     enum {

@@ -60,8 +60,8 @@ struct attention_case {
     uint32_t n_pages; /* of the pool */
 };
 
-/* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D], faults [rows], a hash of all
- * pages. */
+/* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D],
+ * faults [rows], a hash of all pages. */
 static bool attend(struct bits_side *side, const struct attention_case *c, uint32_t chunk, float *y,
                    uint32_t *faults, uint64_t *ret_pages)
 {
@@ -267,7 +267,8 @@ static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t 
     return act;
 }
 
-/* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is tried as well. */
+/* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is
+ * tried as well. */
 static bool experts_on(struct bits_side *side, const struct expert_case *c, bool backwards,
                        float *y, uint32_t *faults)
 {
@@ -359,7 +360,8 @@ bool bits_experts(struct bits_run *run)
     uint32_t *faults_ref = must(c.n_rows * 4), *faults = must(c.n_rows * 4);
     bool ok = experts_on(&run->reference, &c, false, y_ref, faults_ref) &&
               experts_on(&run->tried, &c, true, y, faults);
-    /* Huge scales may overflow; then both must say so in the same places, and a NaN has no portable bits. */
+    /* Huge scales may overflow; then both must say so in the same places, and a NaN has no portable
+     * bits. */
     for (size_t i = 0; i < count; i++)
         if (y_ref[i] != y_ref[i] && y[i] != y[i])
             y_ref[i] = y[i] = 0.0f;

@@ -1,6 +1,7 @@
 /* The same 20 requests, greedy and sampled, must give the same tokens and the same bits of every
- * log-probability whatever else runs: order, chunks, threads, kernels, pre-emption, shared prefixes.
- * Without arguments every pair of choices is tried once; --full tries all combinations. */
+ * log-probability whatever else runs: order, chunks, threads, kernels, pre-emption, shared
+ * prefixes. Without arguments every pair of choices is tried once; --full tries all
+ * combinations. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

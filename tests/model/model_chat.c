@@ -1,6 +1,6 @@
 /* Every robust turn of the reference conversations, answered through the engine with exactly the
- * reference's tokens: turn by turn as a user would ask, so that prefixes are shared, and then all at
- * once from an engine that has seen none of them. */
+ * reference's tokens: turn by turn as a user would ask, so that prefixes are shared, and then all
+ * at once from an engine that has seen none of them. */
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>

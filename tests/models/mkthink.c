@@ -1,8 +1,9 @@
-/* mkthink FILE: writes a small qwen3moe GGUF that "thinks". It has no knowledge: the next token depends
- * on the current one only (one-hot embeddings, attention and experts that add zero, and an output matrix
- * that is the table of successors), so that every answer is known beforehand:
+/* mkthink FILE: writes a small qwen3moe GGUF that "thinks". It has no knowledge: the next token
+ * depends on the current one only (one-hot embeddings, attention and experts that add zero, and an
+ * output matrix that is the table of successors), so that every answer is known beforehand:
  *
- *   chat                       <think> LF, a thought, LF </think> LF LF, an answer with an emoji of 4 tokens
+ *   chat                       <think> LF, a thought, LF </think> LF LF, an answer with an emoji
+ *                              of 4 tokens
  *   chat, enable_thinking off  the answer alone
  *   text that ends with '#'    characters that break naive JSON and line readers, then the end
  *   text that ends with '@'    "a b c ... " over and over, never an end */
@@ -73,8 +74,8 @@ static uint32_t add(struct vocab *v, const char *text, int32_t type)
     return v->n++;
 }
 
-/* Each piece a token of its own that follows the one before; `from` is followed by the first. Returns the
- * last. */
+/* Each piece a token of its own that follows the one before; `from` is followed by the first.
+ * Returns the last. */
 static uint32_t chain(struct vocab *v, uint32_t from, const char *const *pieces, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,6 @@
-/* Replays fuzz inputs without libFuzzer: each argument is a file or a folder of files. Prints the count; a crash is the
- * failure. Used by `make check-fuzz`, so that the committed corpora run on every check. */
+/* Replays fuzz inputs without libFuzzer: each argument is a file or a folder of files. Prints the
+ * count; a crash is the failure. Used by `make check-fuzz`, so that the committed corpora run on
+ * every check. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Requests with seeded damage: heads, chunkings, JSON. The nth request of a seed is always the same. */
+/* Requests with seeded damage: heads, chunkings, JSON. The nth request of a seed is always the
+ * same. */
 #ifndef ISLET_HTTP_MUTATE_H
 #define ISLET_HTTP_MUTATE_H
 

@@ -1,5 +1,5 @@
-/* Request shapes, good and bad, with the status that a server must answer: for the parser, the connection and the real
- * server alike. */
+/* Request shapes, good and bad, with the status that a server must answer: for the parser, the
+ * connection and the real server alike. */
 #ifndef ISLET_HTTP_SHAPES_H
 #define ISLET_HTTP_SHAPES_H
 

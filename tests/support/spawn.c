@@ -169,7 +169,7 @@ bool spawn_stop(struct spawn *s)
     return fine && clean;
 }
 
-/* ---- sockets ----------------------------------------------------------------------------------------------------- */
+/* ---- sockets --------------------------------------------------------------------------------- */
 
 static int ready(int fd, const struct sockaddr *a, socklen_t n)
 {

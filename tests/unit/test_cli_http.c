@@ -16,8 +16,8 @@
 #include "cli_http.h"
 #include "cli_server.h"
 
-/* A server for one connection: waits for the end of a head, writes `answer` in pieces of `step`, and
- * closes; with `hold` it keeps the connection until the client closes. */
+/* A server for one connection: waits for the end of a head, writes `answer` in pieces of `step`,
+ * and closes; with `hold` it keeps the connection until the client closes. */
 struct peer {
     pthread_t thread;
     int listener;

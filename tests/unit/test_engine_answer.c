@@ -254,7 +254,7 @@ static void test_engine_answer_prompt_logprob_is_that_of_generation(void **state
         assert_true(a->prompt[N_HELLO + i].logprob == made[i].logprob);
 }
 
-/* ---- what cannot be ---------------------------------------------------------------------------- */
+/* ---- what cannot be -------------------------------------------------------------------------- */
 
 static void test_engine_answer_bad_requests_are_refused(void **state)
 {

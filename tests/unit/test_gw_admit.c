@@ -104,7 +104,8 @@ static void test_gw_admit_retry_after_follows_the_wait(void **state)
     assert_int_equal(gw_admit_retry_after_s(&a), 30);
 }
 
-/* A long random life: every admitted request starts, in arrival order within key and priority, and counts come back. */
+/* A long random life: every admitted request starts, in arrival order within key and priority, and
+ * counts come back. */
 static void test_gw_admit_random_life_starts_everything(void **state)
 {
     (void)state;

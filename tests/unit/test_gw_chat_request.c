@@ -1,4 +1,5 @@
-/* Walks over the table of fields that the parser itself uses, so that a new row is tested by being there. */
+/* Walks over the table of fields that the parser itself uses, so that a new row is tested by being
+ * there. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -208,7 +208,8 @@ static void test_gw_conn_good_request_is_answered_and_kept(void **state)
     assert_int_equal(count(f, "HTTP/1.1 200"), 2);
 }
 
-/* A shape and a valid request behind it: one status, then the end, and the second is never served. */
+/* A shape and a valid request behind it: one status, then the end, and the second is never
+ * served. */
 static void check_shape(struct fixture *f, const struct http_shape *s, size_t piece)
 {
     connect_client(f);
@@ -633,7 +634,8 @@ static void test_gw_conn_draining_refuses_posts_and_closes(void **state)
     assert_int_equal(gw_conn_state(f->c), GW_CONN_CLOSE);
 }
 
-/* Each allocation of an exchange fails once: a status or the end of the connection, and nothing is left. */
+/* Each allocation of an exchange fails once: a status or the end of the connection, and nothing is
+ * left. */
 static void test_gw_conn_failing_allocation_ends_in_a_status_or_close(void **state)
 {
     struct fixture *f = *state;

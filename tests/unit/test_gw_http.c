@@ -1,4 +1,5 @@
-/* The parser of requests: every shape whole, byte by byte, and cut at every position against an inaccessible page. */
+/* The parser of requests: every shape whole, byte by byte, and cut at every position against an
+ * inaccessible page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -56,7 +57,8 @@ static bool feed(struct gw_http *h, const uint8_t *bytes, size_t n, struct resul
     }
 }
 
-/* The n bytes in pieces of `piece`, with a first piece of `first`; each piece ends at a guard page. */
+/* The n bytes in pieces of `piece`, with a first piece of `first`; each piece ends at a guard
+ * page. */
 static struct result run(const char *bytes, size_t n, size_t first, size_t piece)
 {
     struct gw_limits limits = gw_limits_default();

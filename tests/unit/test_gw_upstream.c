@@ -1,5 +1,5 @@
-/* The link to the worker and what hangs on it (gw_dispatch), in one loop against a fake worker on a thread. No sleeps:
- * the loop turns until the event is there, with a limit. */
+/* The link to the worker and what hangs on it (gw_dispatch), in one loop against a fake worker on a
+ * thread. No sleeps: the loop turns until the event is there, with a limit. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -276,7 +276,8 @@ static bool counts_dead(const struct fake_worker_counts *c)
     return c->dead;
 }
 
-/* Each worker dies as soon as it sees the request: it runs alone at last, then ends, and another is answered. */
+/* Each worker dies as soon as it sees the request: it runs alone at last, then ends, and another is
+ * answered. */
 static void test_gw_upstream_poison_ends_after_three_losses(void **state)
 {
     struct bed *b = *state;
