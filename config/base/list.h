@@ -47,7 +47,8 @@ static inline void list_remove(struct list *node)
 }
 
 #define list_entry(node, type, member) ((type *)(void *)((char *)(node)-offsetof(type, member)))
-#define list_each(it, head)            for (struct list *it = (head)->next; it != (head); it = it->next)
+
+#define list_each(it, head) for (struct list *it = (head)->next; it != (head); it = it->next)
 #define list_each_safe(it, head)                                              \
     for (struct list *it = (head)->next, *it##_next = it->next; it != (head); \
          it = it##_next, it##_next = it->next)
