@@ -58,7 +58,7 @@ enum err_code gw_json_in_repair(char *text, size_t n, size_t *ret_skip, struct e
     size_t skip = n >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     char *p = text + skip, *end = text + n;
     bool in_string = false;
-    unsigned depth = 0;
+    unsigned depth = 0, values = 0;
     while (p < end) {
         char c = *p;
         if (in_string && c == '\\') {
@@ -74,6 +74,11 @@ enum err_code gw_json_in_repair(char *text, size_t n, size_t *ret_skip, struct e
         if (depth > GW_JSON_IN_MAX_DEPTH)
             return err_set(e, ERR_FORMAT, "the body is nested deeper than %d levels (at byte %zu)",
                            GW_JSON_IN_MAX_DEPTH, (size_t)(p - text));
+        if (!in_string && (c == ',' || c == '{' || c == '['))
+            values++;
+        if (values > GW_JSON_IN_MAX_VALUES)
+            return err_set(e, ERR_FORMAT, "the body holds more than %d values (at byte %zu)",
+                           GW_JSON_IN_MAX_VALUES, (size_t)(p - text));
         p++;
     }
     *ret_skip = skip;

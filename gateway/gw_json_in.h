@@ -1,6 +1,7 @@
 /* JSON that clients send, to a jansson value. One pass over the raw bytes comes first: a BOM is
- * skipped, depth is bounded, and a lone surrogate escape becomes \ufffd, because jansson refuses it
- * and JavaScript clients send it when they cut a string through an emoji. Pure; any thread. */
+ * skipped, depth and the number of values are bounded (a value takes up to 100 times its text), and
+ * a lone surrogate escape becomes \ufffd, because jansson refuses it and JavaScript clients send it
+ * when they cut a string through an emoji. Pure; any thread. */
 #ifndef ISLET_GW_JSON_IN_H
 #define ISLET_GW_JSON_IN_H
 
@@ -10,11 +11,12 @@
 #include "err.h"
 
 enum {
-    GW_JSON_IN_MAX_DEPTH = 64
+    GW_JSON_IN_MAX_DEPTH = 64,
+    GW_JSON_IN_MAX_VALUES = 1 << 20 /* commas and opening brackets */
 };
 
 /* The pass alone. Changes text[n] in place (the length stays); *ret_skip = bytes of a BOM.
- * ERR_FORMAT: too deep. */
+ * ERR_FORMAT: too deep, or too many values. */
 enum err_code gw_json_in_repair(char *text, size_t n, size_t *ret_skip, struct err *e)
     __attribute__((warn_unused_result));
 

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -64,6 +65,28 @@ static void test_gw_json_in_bom_and_white_space_are_taken(void **state)
 {
     (void)state;
     assert_text("\xEF\xBB\xBF{\"a\":\"b\"}\r\n \t", "b");
+}
+
+static void test_gw_json_in_values_are_bounded(void **state)
+{
+    (void)state;
+    /* {"a":["",",",...]}: the commas in the string count for nothing. */
+    static const char head[] = "{\"a\":[\",,\"", tail[] = "]}";
+    for (size_t n = GW_JSON_IN_MAX_VALUES - 2; n <= GW_JSON_IN_MAX_VALUES - 1; n++) {
+        const bool fits = n == GW_JSON_IN_MAX_VALUES - 2;
+        size_t size = sizeof head - 1 + 2 * n, skip = 0;
+        struct err e = {0};
+        char *text = malloc(size + sizeof tail);
+        assert_non_null(text);
+        memcpy(text, head, sizeof head - 1);
+        for (size_t i = 0; i < n; i++)
+            memcpy(text + sizeof head - 1 + 2 * i, ",1", 2);
+        memcpy(text + size, tail, sizeof tail);
+        assert_int_equal(gw_json_in_repair(text, size + sizeof tail - 1, &skip, &e),
+                         fits ? ERR_OK : ERR_FORMAT);
+        assert_int_equal(strstr(e.text, "values") != NULL, !fits);
+        free(text);
+    }
 }
 
 static void test_gw_json_in_depth_is_64(void **state)
@@ -131,6 +154,7 @@ int main(void)
         cmocka_unit_test(test_gw_json_in_what_is_no_object_is_refused),
         cmocka_unit_test(test_gw_json_in_bom_and_white_space_are_taken),
         cmocka_unit_test(test_gw_json_in_depth_is_64),
+        cmocka_unit_test(test_gw_json_in_values_are_bounded),
         cmocka_unit_test(test_gw_json_in_lone_surrogates_become_fffd),
         cmocka_unit_test(test_gw_json_in_every_cut_is_refused_or_read),
         cmocka_unit_test(test_gw_json_in_nul_in_text_is_kept),
