@@ -1,7 +1,7 @@
 #!/bin/sh
 # Documentation that code must agree with. Argument: the folder of the programs.
-#   - config/islet.conf is what `islet-gateway --print-config` prints, and --help-config names every key
-#   - every metric of /metrics, setting section and program option stands in README.md or a manual page
+#   - --help-config names every setting; README.md and CONTRIBUTING.md name only make targets that exist
+#   - every setting stands on a page, every message and status value in PROTOCOL.md, every metric in islet-gateway(8)
 #   - no path of a build machine, no unfinished place
 set -eu
 bin=$1
@@ -23,6 +23,9 @@ for message in $(sed -n 's/^PROTO_MESSAGE(\([A-Z_]*\), *\(0x[0-9A-Fa-f]*\),.*/\2
 done
 for name in $(sed -n 's/^PROTO_STATUS(\([a-z_0-9]*\),.*/\1/p' proto/proto_status.def); do
     grep -q "$name" proto/PROTOCOL.md || fault "PROTOCOL.md does not name the status value $name"
+done
+for name in $(sed -n 's/^GW_METRIC(\([a-z_0-9]*\),.*/\1/p' gateway/gw_metrics.def); do
+    grep -q "islet_gateway_$name" config/man/islet-gateway.8 || fault "islet-gateway(8) does not name islet_gateway_$name"
 done
 # README promises only targets that exist.
 for target in $(grep -ohE '(`|^ *\$? ?)make [a-z0-9-]+' README.md CONTRIBUTING.md | sed 's/.*make //' | sort -u); do
