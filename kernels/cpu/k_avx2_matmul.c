@@ -130,11 +130,12 @@ K_STREAM_INLINE float dot_float(enum k_format format, const uint8_t *w, const fl
     for (int l = 0; l < 4; l++)
         a[l] = _mm256_setzero_ps();
     uint32_t i = 0;
-    for (; i + 32 <= n; i += 32)
+    for (; i + 32 <= n; i += 32) {
         K_STREAM_UNROLL
-    for (uint32_t l = 0; l < 4; l++)
-        a[l] =
-            _mm256_fmadd_ps(load_float(format, w, i + 8 * l), _mm256_loadu_ps(x + i + 8 * l), a[l]);
+        for (uint32_t l = 0; l < 4; l++)
+            a[l] = _mm256_fmadd_ps(load_float(format, w, i + 8 * l), _mm256_loadu_ps(x + i + 8 * l),
+                                   a[l]);
+    }
     if (i == n)
         return tree32(a);
     float lanes[32];
@@ -160,6 +161,18 @@ K_STREAM_INLINE void mul_float(enum k_format format, const uint8_t *w, uint32_t 
     for (uint32_t o = 0; o < n_out; o++, w += stride)
         for (uint32_t r = 0; r < n_rows; r++)
             y[r][o] = dot_float(format, w, x[r], n_in);
+}
+
+void k_avx2_matmul_float(enum k_format format, const void *w, uint32_t n_out, uint32_t n_in,
+                         const void *const *x, float *const *y, uint32_t n_rows, void *work)
+{
+    (void)work;
+    if (format == K_F32)
+        mul_float(K_F32, w, n_out, n_in, x, y, n_rows);
+    else if (format == K_F16)
+        mul_float(K_F16, w, n_out, n_in, x, y, n_rows);
+    else
+        mul_float(K_BF16, w, n_out, n_in, x, y, n_rows);
 }
 
 /* clang-format off */
@@ -189,13 +202,9 @@ static void mul(enum k_format format, const void *w, uint32_t n_out, uint32_t n_
     }
     switch (format) {
     case K_F32:
-        mul_float(K_F32, w, n_out, n_in, x, y, n_rows);
-        break;
     case K_F16:
-        mul_float(K_F16, w, n_out, n_in, x, y, n_rows);
-        break;
     case K_BF16:
-        mul_float(K_BF16, w, n_out, n_in, x, y, n_rows);
+        k_avx2_matmul_float(format, w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q4_0:
         (n_rows == 1   ? q4_0_rows1

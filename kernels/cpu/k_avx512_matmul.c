@@ -1,5 +1,4 @@
-/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c, float weights as
- * A8. */
+/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c. Float weights are left to AVX2. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -101,64 +100,6 @@ K_STREAM_INLINE void dot_block(enum k_format format, const uint8_t *block,
         dot_32(format, block, x, R, xb, lane, ret);
 }
 
-/* A8: 32 lanes are two vectors; the tree's first step adds them. */
-K_STREAM_INLINE float tree32(__m512 a, __m512 b)
-{
-    const __m512 v16 = _mm512_add_ps(a, b);
-    const __m256 v8 = _mm256_add_ps(_mm512_castps512_ps256(v16), _mm512_extractf32x8_ps(v16, 1));
-    const __m128 v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
-    const __m128 v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-    return _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)));
-}
-
-K_STREAM_INLINE __m512 load_float(enum k_format format, const uint8_t *w, uint32_t i,
-                                  __mmask16 mask)
-{
-    if (format == K_F32)
-        return _mm512_maskz_loadu_ps(mask, (const float *)(const void *)w + i);
-    const __m256i half = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)(const void *)w + i);
-    if (format == K_F16)
-        return _mm512_cvtph_ps(half);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-K_STREAM_INLINE void prefetch_float(enum k_format format, const uint8_t *w, uint32_t i)
-{
-    const size_t bytes = format == K_F32 ? 4 : 2;
-    for (uint32_t at = 0; at < 32 * bytes; at += 64)
-        _mm_prefetch((const char *)w + bytes * i + at + K_STREAM_AHEAD, _MM_HINT_T0);
-}
-
-K_STREAM_INLINE float dot_float(enum k_format format, const uint8_t *w, const float *x, uint32_t n)
-{
-    __m512 a = _mm512_setzero_ps(), b = _mm512_setzero_ps();
-    uint32_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        prefetch_float(format, w, i);
-        a = _mm512_fmadd_ps(load_float(format, w, i, 0xffff), _mm512_loadu_ps(x + i), a);
-        b = _mm512_fmadd_ps(load_float(format, w, i + 16, 0xffff), _mm512_loadu_ps(x + i + 16), b);
-    }
-    /* A missing element leaves its lane as it is: masked, not fma(0, 0, lane). */
-    const uint32_t left = n - i, left_a = left < 16 ? left : 16;
-    const __mmask16 ka = (__mmask16)((1u << left_a) - 1);
-    const __mmask16 kb = (__mmask16)((1u << (left - left_a)) - 1);
-    a = _mm512_mask3_fmadd_ps(load_float(format, w, i, ka), _mm512_maskz_loadu_ps(ka, x + i), a,
-                              ka);
-    b = _mm512_mask3_fmadd_ps(load_float(format, w, i + 16, kb),
-                              _mm512_maskz_loadu_ps(kb, x + i + 16), b, kb);
-    return tree32(a, b);
-}
-
-K_STREAM_INLINE void mul_float(enum k_format format, const uint8_t *w, uint32_t n_out,
-                               uint32_t n_in, const void *const *x, float *const *y,
-                               uint32_t n_rows)
-{
-    const size_t stride = (size_t)n_in * (format == K_F32 ? 4 : 2);
-    for (uint32_t o = 0; o < n_out; o++, w += stride)
-        for (uint32_t r = 0; r < n_rows; r++)
-            y[r][o] = dot_float(format, w, x[r], n_in);
-}
-
 /* clang-format off */
 K_STREAM_KERNEL(q4_0_rows1, K_Q4_0, dot_block, 1)
 K_STREAM_KERNEL(q8_0_rows1, K_Q8_0, dot_block, 1)
@@ -183,14 +124,10 @@ static void mul(enum k_format format, const void *w, uint32_t n_out, uint32_t n_
         return;
     }
     switch (format) {
-    case K_F32:
-        mul_float(K_F32, w, n_out, n_in, x, y, n_rows);
-        break;
+    case K_F32: /* from memory, 512-bit loads were measured to be half as fast here */
     case K_F16:
-        mul_float(K_F16, w, n_out, n_in, x, y, n_rows);
-        break;
     case K_BF16:
-        mul_float(K_BF16, w, n_out, n_in, x, y, n_rows);
+        k_avx2_matmul_float(format, w, n_out, n_in, x, y, n_rows, work);
         break;
     case K_Q4_0:
         q4_0_rows1(w, n_out, n_in, x, y, work);

@@ -49,6 +49,7 @@ struct k_cpu_inner {
                     uint32_t n, float *x);
 };
 
+k_cpu_mul_fn k_avx2_matmul_float; /* F32, F16, BF16 (A8) */
 void k_avx2_matmul_fill(struct k_cpu_inner *ret);
 void k_avx2_rows_fill(struct k_cpu_inner *ret);
 void k_avx2_attention_fill(struct k_cpu_inner *ret);
