@@ -1,4 +1,5 @@
-/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c. Float weights are left to AVX2. */
+/* Products by AVX-512 VNNI: few rows as B1 has it, more by k_avx512_panel.c. Float weights are left
+ * to AVX2. */
 #include <immintrin.h>
 #include <string.h>
 
