@@ -81,8 +81,6 @@ EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*
 
 all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so ## the three programs and libislet
 
--include tests/check/targets.mk
-
 # ---- rules ------------------------------------------------------------------------------------------------------
 # A stamp of the flags: changed flags rebuild.
 FLAGS_NOW := $(CC) $(BASE) $(WARN) $(LEVEL_avx2) $(LEVEL_avx512)

@@ -765,11 +765,6 @@ uint32_t gw_dispatch_max_sequences(const struct gw_dispatch *d)
     return n < MAX_FLIGHT ? n : MAX_FLIGHT;
 }
 
-uint32_t gw_dispatch_arithmetic(const struct gw_dispatch *d)
-{
-    return gw_upstream_get_facts(d->upstream)->arithmetic;
-}
-
 const char *gw_dispatch_degraded(const struct gw_dispatch *d)
 {
     return gw_upstream_get_status(d->upstream)->degraded;

@@ -71,7 +71,6 @@ const char *gw_dispatch_reason(const struct gw_dispatch *d);
 uint32_t gw_dispatch_n_ctx(const struct gw_dispatch *d);
 void gw_dispatch_set_context(struct gw_dispatch *d, uint32_t n_ctx); /* until the worker says */
 uint32_t gw_dispatch_max_sequences(const struct gw_dispatch *d);
-uint32_t gw_dispatch_arithmetic(const struct gw_dispatch *d);
 /* Why answers come slower than they should, "" = they do not. */
 const char *gw_dispatch_degraded(const struct gw_dispatch *d);
 struct gw_upstream *gw_dispatch_upstream(const struct gw_dispatch *d);
