@@ -221,7 +221,8 @@ struct k_grouping {
 };
 
 /* Where experts are: slots uint64 [n_expert][3] = byte offsets of the gate, up and down slices in
- * `arena`. Read when the operation runs, so that residency may change between replays. */
+ * `arena`, each aligned to the element of its format (4 bytes for F32, 2 for every other). Read when
+ * the operation runs, so that residency may change between replays. */
 struct k_experts {
     struct k_buffer *arena;
     struct k_span slots;

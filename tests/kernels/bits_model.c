@@ -345,12 +345,14 @@ bool bits_experts(struct bits_run *run)
     const uint64_t slice[3] = {k_format_bytes(c.gate, c.n_ff, c.n_embd),
                                k_format_bytes(c.up, c.n_ff, c.n_embd),
                                k_format_bytes(c.down, c.n_embd, c.n_ff)};
-    c.arena_bytes = (slice[0] + slice[1] + slice[2]) * c.n_expert;
+    c.arena_bytes = (slice[0] + slice[1] + slice[2] + 3 * sizeof(float)) * c.n_expert;
     c.arena = must(c.arena_bytes);
     c.slots = must((size_t)c.n_expert * 24);
     uint64_t at = 0;
     for (uint32_t e = c.n_expert; e-- > 0;)
         for (int k = 0; k < 3; k++) {
+            if (of[k] == K_F32) /* floats are aligned, which blocks need not be */
+                at = (at + sizeof(float) - 1) / sizeof(float) * sizeof(float);
             c.slots[3 * e + (uint32_t)k] = at;
             bits_blocks(r, of[k], c.arena + at, slice[k] / k_format_block_bytes(of[k]));
             at += slice[k];
