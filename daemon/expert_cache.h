@@ -13,7 +13,8 @@
  *   expert_cache_reserve(...)                       for each miss: evicts, gives the place; LOADING
  *   expert_cache_arrived / expert_cache_failed      as reads end
  *   expert_cache_unpin                              when its group is computed
- * The engine thread's. */
+ * Needs of a layer come before its reserves, so that none evicts what another needs. The engine
+ * thread's. */
 #ifndef ISLET_EXPERT_CACHE_H
 #define ISLET_EXPERT_CACHE_H
 
@@ -41,9 +42,9 @@ struct expert_cache_options {
 };
 
 struct expert_cache_counts {
-    uint64_t hits, misses;     /* needs, one a (layer, expert) of a step */
+    uint64_t hits, misses; /* needs, one a (layer, expert) of a step */
     uint64_t evictions;
-    uint64_t used_bytes;       /* extents of LOADING and READY experts */
+    uint64_t used_bytes;        /* extents of LOADING and READY experts */
     uint32_t resident, loading; /* experts */
 };
 
@@ -64,15 +65,15 @@ void expert_cache_layer(struct expert_cache *c, uint32_t layer, uint32_t n_rows)
 enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer, uint32_t expert,
                                           uint32_t rows);
 
-/* Makes room for an ABSENT expert and gives its place (offset of its extent in the arena): it is
- * LOADING then, and pinned if `pin` is set. Evicts what is worth least among READY experts without
- * pins. false: pinned and loading ones leave no room; wait for some (a layer's wave), then ask
- * again. With pin false (a read ahead) nothing worth more than the newcomer is evicted: false
- * then. */
+/* Makes room for an ABSENT expert and gives its place (offset of its extent in the arena, a multiple
+ * of EXPERT_CACHE_ALIGN): it is LOADING then, and pinned if `pin` is set. Evicts what is worth least
+ * among READY experts without pins. false: pinned and loading ones leave no room; wait for some (a
+ * layer's wave), then ask again; it succeeds when nothing is pinned or loading. With pin false (a
+ * read ahead) nothing worth more than the newcomer is evicted: false then. */
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin,
                           uint64_t *ret_place);
 void expert_cache_arrived(struct expert_cache *c, uint32_t layer, uint32_t expert);
-/* The read failed: its extent is free again, its pin gone. */
+/* The read failed: its extent is free again and all its pins are gone (no unpin follows). */
 void expert_cache_failed(struct expert_cache *c, uint32_t layer, uint32_t expert);
 /* Pins count; one for each need of a present expert and each reserve with pin. */
 void expert_cache_unpin(struct expert_cache *c, uint32_t layer, uint32_t expert);
