@@ -414,8 +414,13 @@ static void on_lost(void *context)
     unsigned n = d->n_flights;
     memcpy(lost, d->flights, n * sizeof *lost);
     d->n_flights = 0;
-    if (n > 0)
+    if (n > 0 || d->serving)
         d->away_ns = now_of(d); /* what ran until now waits from now on */
+    /* Who is told of an end may come back with more; it must not be sent where nobody listens. */
+    d->serving = false;
+    for (unsigned i = 0; i < n; i++)
+        if (lost[i].choice)
+            gw_request_keep(lost[i].choice->request); /* the end of one choice may free them all */
     d->o.metrics->worker_losses_total++;
     /* Those that ran go in front of those that waited. */
     list_init(&later);
@@ -432,6 +437,9 @@ static void on_lost(void *context)
         list_remove(node);
         list_append(&d->waiting, node);
     }
+    for (unsigned i = 0; i < n; i++)
+        if (lost[i].choice)
+            gw_request_drop(lost[i].choice->request);
 }
 
 static void trouble_find(struct gw_dispatch *d, const struct gw_upstream_facts *f)

@@ -34,9 +34,10 @@ struct fake_peer {
     int fd; /* -1: free */
     struct proto_reader reader;
     struct buf out;
-    size_t out_sent;
+    size_t out_sent, out_asked; /* frames before out_asked may go out */
     struct list runs;
     bool welcomed;
+    uint64_t connection, n_frames; /* for `drop` */
 };
 
 struct fake_worker {
@@ -74,7 +75,7 @@ static void peer_flush(struct fake_peer *p)
         p->out_sent += (size_t)n;
     }
     buf_clear(&p->out);
-    p->out_sent = 0;
+    p->out_sent = p->out_asked = 0;
 }
 
 static void run_end(struct fake_worker *w, struct fake_run *r)
@@ -98,6 +99,22 @@ static void peer_close(struct fake_worker *w, struct fake_peer *p)
     w->counts.connected--;
 }
 
+/* Sends what is ready, up to the frame that `drop` says no to: with it the connection ends. */
+static void peer_send(struct fake_worker *w, struct fake_peer *p)
+{
+    while (w->o.drop != NULL && p->out_asked < p->out.size) {
+        const uint8_t *at = p->out.data + p->out_asked;
+        if (w->o.drop(w->o.context, p->connection, ++p->n_frames, at[4])) {
+            p->out.size = p->out_asked;
+            peer_flush(p);
+            peer_close(w, p);
+            return;
+        }
+        p->out_asked += (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
+    }
+    peer_flush(p);
+}
+
 static void peer_open(struct fake_worker *w)
 {
     int fd = accept4(w->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -112,6 +129,9 @@ static void peer_open(struct fake_worker *w)
         list_init(&p->runs);
         w->counts.connections++;
         w->counts.connected++;
+        p->connection = w->counts.connections;
+        if (w->o.drop != NULL && w->o.drop(w->o.context, p->connection, 0, 0))
+            peer_close(w, p);
         return;
     }
     close(fd);
@@ -385,7 +405,7 @@ static void *fake_main(void *argument)
         int wait_ms = advance_all(w, ticks_ms(ticks_real()));
         for (unsigned i = 0; i < MAX_PEERS; i++)
             if (w->peers[i].fd >= 0)
-                peer_flush(&w->peers[i]);
+                peer_send(w, &w->peers[i]);
         if (w->die && !w->counts.dead)
             die_now(w);
         pthread_cond_broadcast(&w->changed);

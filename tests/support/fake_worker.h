@@ -22,6 +22,10 @@ struct fake_worker_options {
     uint64_t die_after;   /* sends so many tokens in all, then dies as by kill -9; 0: never */
     uint64_t lie_after;   /* sends so many tokens in all, then a malformed frame; 0: never */
     enum err_code refuse; /* each run ends with this error; ERR_OK: none does */
+    /* Asked when a connection is accepted (frame 0, cmd 0) and before each frame goes out on it
+     * (1, 2, ...); connections count from 1. True: what went before is sent, then the connection
+     * closes; the listener lives. Worker's thread. NULL: never. */
+    bool (*drop)(void *context, uint64_t connection, uint64_t frame, uint8_t cmd);
 };
 
 /* Serving, with sizes that fit small tests; digests are zero. */

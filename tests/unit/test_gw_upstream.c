@@ -19,6 +19,7 @@
 #include "gw_metrics.h"
 #include "gw_model.h"
 #include "gw_request.h"
+#include "rng.h"
 
 enum {
     LIMIT_MS = 10000
@@ -356,6 +357,190 @@ static void test_gw_upstream_draining_worker_finishes_what_it_runs(void **state)
     gw_request_drop(q);
 }
 
+/* ---- a link that breaks ---- */
+
+/* When the link breaks: at frame `at[i]` of connection i + 1, or before a frame of the kind `cmd` of
+ * the first one. */
+struct breaks {
+    uint64_t at[2];
+    uint8_t cmd;
+};
+
+static bool breaks_now(void *context, uint64_t connection, uint64_t frame, uint8_t cmd)
+{
+    const struct breaks *k = context;
+    if (k->cmd != 0)
+        return connection == 1 && cmd == k->cmd;
+    return connection <= 2 && frame == k->at[connection - 1];
+}
+
+static bool is_down(void *user)
+{
+    return gw_dispatch_health(user) == GW_DISPATCH_WORKER_DOWN;
+}
+
+/* The old worker's end is seen before anything is sent: a loss more would be one too many. */
+static void worker_again(struct bed *b)
+{
+    fake_worker_stop(b->worker);
+    b->worker = NULL;
+    turn_until(b, is_down, b->dispatch);
+    b->worker = fake_worker_start(&b->options);
+}
+
+static void link_breaks(struct bed *b, const struct breaks *k)
+{
+    b->options.drop = breaks_now;
+    b->options.context = (void *)(uintptr_t)k;
+    worker_again(b);
+}
+
+/* Two requests, three runs: hello, status, sending, sending again, tokens and ends are all cut. */
+static void test_gw_upstream_link_that_breaks_at_any_frame_costs_nothing(void **state)
+{
+    struct bed *b = *state;
+    struct breaks k = {.at = {0, 0}};
+    dispatch_open(b, 4, 60000);
+    for (k.at[0] = 0; k.at[0] < 34; k.at[0]++) {
+        for (k.at[1] = 0; k.at[1] < 8; k.at[1] += 1 + k.at[0] / 4) {
+            link_breaks(b, &k);
+            struct gw_request *one = request(b, ""), *two = request(b, ",\"n\":2");
+            submit(b, one);
+            submit(b, two);
+            turn_until(b, is_over, one);
+            turn_until(b, is_over, two);
+            assert_echo(&one->choices[0], 9);
+            assert_echo(&two->choices[0], 9);
+            assert_echo(&two->choices[1], 9);
+            gw_request_drop(one);
+            gw_request_drop(two);
+        }
+    }
+}
+
+/* Breaks before one frame in thirty, and loiters. */
+static bool breaks_at_random(void *context, uint64_t connection, uint64_t frame, uint8_t cmd)
+{
+    (void)cmd;
+    const uint64_t draw = rng_draw(*(const uint64_t *)context << 32 | connection, (uint32_t)frame);
+    if (draw % 5 == 0)
+        usleep((useconds_t)(draw >> 32) % 2000);
+    return (draw >> 16) % 30 == 0;
+}
+
+/* Whole, or after three losses without a token between them ended as poison; then what came is
+ * right as far as it goes. Returns whether it is whole. */
+static bool check_ended(const struct gw_request *q)
+{
+    const struct gw_request_choice *failed = gw_request_failed(q);
+    for (unsigned i = 0; i < q->n_choices; i++)
+        for (uint32_t t = 0; t < q->choices[i].n_ids; t++)
+            assert_int_equal(q->choices[i].ids[t], 10 + t % 3);
+    for (unsigned i = 0; !failed && i < q->n_choices; i++)
+        assert_echo(&q->choices[i], 70);
+    bool poison = false;
+    for (unsigned i = 0; failed && i < q->n_choices; i++)
+        poison = poison || q->choices[i].resume.losses == GW_RESUME_ENDS_AFTER;
+    assert_true(!failed || (poison && failed->failure.code == GW_ERROR_INTERNAL));
+    return !failed;
+}
+
+static void test_gw_upstream_link_that_breaks_at_random_loses_no_request(void **state)
+{
+    struct bed *b = *state;
+    struct gw_request *all[8];
+    uint64_t seed = 20261130;
+    unsigned whole = 0;
+    dispatch_open(b, 4, 60000);
+    b->options.drop = breaks_at_random;
+    b->options.context = &seed;
+    for (unsigned round = 0; round < 6; round++, seed++) {
+        worker_again(b);
+        for (unsigned i = 0; i < 8; i++) {
+            all[i] = request(b, i % 4 == 3 ? ",\"max_tokens\":70,\"n\":2" : ",\"max_tokens\":70");
+            submit(b, all[i]);
+        }
+        for (unsigned i = 0; i < 8; i++) {
+            turn_until(b, is_over, all[i]);
+            whole += check_ended(all[i]);
+            gw_request_drop(all[i]);
+        }
+    }
+    assert_true(whole > 30 && b->metrics.resumed_total > 50);
+}
+
+/* ---- listeners ---- */
+
+struct ear {
+    struct gw_request_listener listener;
+    struct bed *b;
+    struct gw_request *more, *leaves; /* to submit, to leave at the first end; or NULL */
+};
+
+static void on_end(void *user, struct gw_request_choice *c)
+{
+    struct ear *ear = user;
+    struct gw_request *more = ear->more, *leaves = ear->leaves;
+    if (c->state != GW_REQUEST_DONE)
+        return;
+    ear->more = ear->leaves = NULL;
+    if (more)
+        submit(ear->b, more);
+    if (!leaves)
+        return;
+    list_remove(&ear->listener.link);
+    gw_dispatch_abandon(ear->b->dispatch, leaves);
+    gw_request_drop(leaves);
+}
+
+static void listen_to(struct ear *ear, struct gw_request *q)
+{
+    ear->listener = (struct gw_request_listener){.changed = on_end, .user = ear};
+    list_append(&q->listeners, &ear->listener.link);
+}
+
+/* All tokens are there when the link breaks: the answer is whole. Who is told so asks for more while
+ * the link goes down. */
+static void test_gw_upstream_request_made_while_the_link_goes_down_is_answered(void **state)
+{
+    struct bed *b = *state;
+    const struct breaks k = {.cmd = PROTO_DONE};
+    dispatch_open(b, 4, 60000);
+    link_breaks(b, &k);
+    struct gw_request *first = request(b, ""), *more = request(b, "");
+    struct ear ear = {.b = b, .more = more};
+    listen_to(&ear, first);
+    turn_until(b, is_serving, b->dispatch);
+    submit(b, first);
+    turn_until(b, is_over, first);
+    assert_echo(&first->choices[0], 9);
+    assert_null(ear.more);
+    turn_until(b, is_over, more);
+    assert_echo(&more->choices[0], 9);
+    gw_request_drop(first);
+    gw_request_drop(more);
+}
+
+/* The first choice's end makes the listener leave, which frees the request with the second. */
+static void test_gw_upstream_listener_may_leave_while_the_link_goes_down(void **state)
+{
+    struct bed *b = *state;
+    const struct breaks k = {.cmd = PROTO_DONE};
+    dispatch_open(b, 4, 60000);
+    link_breaks(b, &k);
+    struct gw_request *two = request(b, ",\"n\":2"), *other = request(b, "");
+    struct ear ear = {.b = b, .leaves = two};
+    listen_to(&ear, two);
+    turn_until(b, is_serving, b->dispatch);
+    submit(b, two);
+    while (ear.leaves)
+        uv_run(&b->loop, UV_RUN_ONCE);
+    submit(b, other);
+    turn_until(b, is_over, other);
+    assert_echo(&other->choices[0], 9);
+    gw_request_drop(other);
+}
+
 #define BED_TEST(name) cmocka_unit_test_setup_teardown(name, bed_open, bed_close)
 
 int main(void)
@@ -370,6 +555,10 @@ int main(void)
         BED_TEST(test_gw_upstream_poison_ends_after_three_losses),
         BED_TEST(test_gw_upstream_drain_ends_the_queue_and_lets_the_rest_finish),
         BED_TEST(test_gw_upstream_draining_worker_finishes_what_it_runs),
+        BED_TEST(test_gw_upstream_link_that_breaks_at_any_frame_costs_nothing),
+        BED_TEST(test_gw_upstream_link_that_breaks_at_random_loses_no_request),
+        BED_TEST(test_gw_upstream_request_made_while_the_link_goes_down_is_answered),
+        BED_TEST(test_gw_upstream_listener_may_leave_while_the_link_goes_down),
     };
     signal(SIGPIPE, SIG_IGN); /* as the program does */
     return cmocka_run_group_tests(tests, NULL, NULL);
