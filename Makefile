@@ -51,10 +51,10 @@ SRC_support := $(filter-out tests/support/fuzz_main.c,$(wildcard tests/support/*
 obj          = $(patsubst %.c,$(O)/%.o,$(1))
 
 LIBS_common := -pthread -lxxhash -linih -lsystemd -lm
-LIBS_worker := $(LIBS_common) -luv -ldl
+LIBS_worker := $(LIBS_common) -luv -luring -ldl
 LIBS_gw     := $(LIBS_common) -luv -ljansson -lpcre2-8
 LIBS_cli    := $(LIBS_common) -luv -ljansson -ledit
-LIBS_tests  := $(LIBS_common) -luv -ljansson -lpcre2-8 -ledit -lcmocka -ldl
+LIBS_tests  := $(LIBS_common) -luv -luring -ljansson -lpcre2-8 -ledit -lcmocka -ldl
 
 AR_config  := $(O)/libconfig.a
 AR_proto   := $(B)/lib/libislet.a

@@ -16,8 +16,12 @@
 
 enum {
     TIER_SSD_ALIGN = 4096,
-    TIER_SSD_PARTS = 3 /* gate, up, down */
+    TIER_SSD_PARTS = 3,       /* gate, up, down */
+    TIER_SSD_REQUESTS = 1024, /* open at once */
+    TIER_SSD_MAX_DEPTH = 256
 };
+
+struct tier_read_source;
 
 /* Order of the words of ssd.io. */
 enum tier_ssd_io {
@@ -31,16 +35,20 @@ struct tier_ssd_options {
     const char *const *paths; /* [n_files] of the (split) model file, borrowed while opening */
     uint32_t n_files;
     enum tier_ssd_io io;
-    uint32_t depth;      /* reads in flight at most, 1..256 */
-    void *arena;         /* all reads go into it; aligned to TIER_SSD_ALIGN */
+    uint32_t depth; /* reads in flight at most, 1..256 */
+    void *arena;    /* all reads go into it; aligned to TIER_SSD_ALIGN; lent until close */
     uint64_t arena_bytes;
+    /* [n_files] of the same files, opened before by whoever read their headers: a file that was
+     * replaced since then is ERR_FORMAT. NULL: not compared. Borrowed while opening. */
+    const int *fds;
+    const struct tier_read_source *source; /* NULL: by `io`; else a test's own reader */
 };
 
 struct tier_ssd_part {
     uint32_t file;   /* index into paths */
     uint64_t offset; /* of the slice in the file */
     uint64_t bytes;
-    uint64_t place;  /* of the slice in the arena; place % 4096 == offset % 4096. The aligned window
+    uint64_t place; /* of the slice in the arena; place % 4096 == offset % 4096. The aligned window
                       * around it lies in the arena and belongs to this request alone */
 };
 

@@ -4,7 +4,7 @@
 #   check   build, and what the tests need    fuzz = check, and libFuzzer's runtime
 set -eu
 
-build="gcc make pkg-config libc6-dev libuv1-dev libjansson-dev libinih-dev libsystemd-dev libpcre2-dev
+build="gcc make pkg-config libc6-dev libuv1-dev liburing-dev libjansson-dev libinih-dev libsystemd-dev libpcre2-dev
        libxxhash-dev libedit-dev node-llhttp"
 check="$build libcmocka-dev clang-14 clang-format-14 libasan8 libubsan1 libtsan2 nodejs npm curl
        binutils gawk procps python3 python3-requests python3-httpx python3-h11"
