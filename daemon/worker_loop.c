@@ -53,7 +53,7 @@ struct worker_loop {
     uint64_t failed_ms;      /* when loading failed last */
     char failed_reason[240]; /* that was logged last */
     uint64_t heartbeat;      /* at the last watchdog ping */
-    bool draining, ended;
+    bool draining, signalled, ended;
     uint8_t bytes[WORKER_LOOP_READ];
 };
 
@@ -66,6 +66,7 @@ struct worker_loop_conn {
 };
 
 static void worker_loop_on_conn(uv_poll_t *poll, int status, int events);
+static void worker_loop_drain(struct worker_loop *w, const char *why);
 static void worker_loop_check_drained(struct worker_loop *w);
 
 /* ---- settings ---- */
@@ -227,26 +228,25 @@ static void worker_loop_flush_all(struct worker_loop *w)
             worker_loop_flush(w->peers.slots[i]->io);
 }
 
-/* False: the connection was closed. */
-static bool worker_loop_read(struct worker_loop_conn *c)
+/* May close the connection. */
+static void worker_loop_read(struct worker_loop_conn *c)
 {
     struct worker_loop *w = c->loop;
     for (unsigned i = 0; i < WORKER_LOOP_READS; i++) {
         ssize_t n = recv(c->fd, w->bytes, sizeof w->bytes, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return true;
+            return;
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {
             /* A half-close too: a client that cannot ask cannot cancel, so its requests end. */
             worker_loop_close_conn(c, n == 0 ? "end" : strerror(errno));
-            return false;
+            return;
         }
         worker_peer_on_bytes(c->peer, w->bytes, (size_t)n);
         if ((size_t)n < sizeof w->bytes)
-            return true;
+            return;
     }
-    return true;
 }
 
 static void worker_loop_on_conn(uv_poll_t *poll, int status, int events)
@@ -257,12 +257,12 @@ static void worker_loop_on_conn(uv_poll_t *poll, int status, int events)
         return;
     }
     struct worker_loop *w = c->loop;
-    bool drained_before = w->peers.drain_asked;
-    if ((events & UV_READABLE) != 0 && !worker_loop_read(c))
-        return;
-    worker_loop_flush(c);
-    if (w->peers.drain_asked && !drained_before)
-        worker_loop_flush_all(w); /* the others got a welcome */
+    if ((events & UV_READABLE) != 0)
+        worker_loop_read(c);
+    if (w->peers.drain_asked)
+        worker_loop_drain(w, "a client asks");
+    if (c->peer != NULL)
+        worker_loop_flush(c);
     worker_loop_check_drained(w);
 }
 
@@ -428,15 +428,10 @@ static void worker_loop_end(struct worker_loop *w, const char *why)
 
 static void worker_loop_check_drained(struct worker_loop *w)
 {
-    if (w->peers.n_requests > 0)
+    if (!w->draining || w->peers.n_requests > 0)
         return;
-    if (w->peers.drain_asked) {
-        w->peers.drain_asked = false;
-        worker_peer_send_drained(&w->peers);
-        worker_loop_flush_all(w);
-    }
-    if (!w->draining)
-        return;
+    worker_peer_send_drained(&w->peers);
+    worker_loop_flush_all(w);
     for (uint32_t i = 0; i < WORKER_PEER_MAX; i++) {
         size_t n = 0;
         if (w->peers.slots[i] != NULL)
@@ -452,23 +447,32 @@ static void worker_loop_on_deadline(uv_timer_t *timer)
     worker_loop_end(timer->data, "server.drain_deadline is over");
 }
 
-static void worker_loop_on_stop(uv_signal_t *handle, int number)
+/* Nothing new, the rest to its end, then out: whoever supervises this process starts a fresh one. */
+static void worker_loop_drain(struct worker_loop *w, const char *why)
 {
-    struct worker_loop *w = handle->data;
-    if (w->draining) {
-        worker_loop_end(w, "second signal");
+    if (w->draining)
         return;
-    }
     w->draining = true;
     int64_t deadline_ms = settings_ms(w->settings, SETTING_server_drain_deadline);
-    log_info("loop", "draining", "signal=%s streams=%u deadline_ms=%lld", strsignal(number),
-             w->peers.n_requests, (long long)deadline_ms);
+    log_info("loop", "draining", "why=\"%s\" streams=%u deadline_ms=%lld", why, w->peers.n_requests,
+             (long long)deadline_ms);
     sd_notify(0, "STOPPING=1");
     engine_drain(w->engine);
     worker_loop_on_state(w);
     worker_loop_flush_all(w);
     uv_timer_start(&w->deadline, worker_loop_on_deadline,
                    deadline_ms > 0 ? (uint64_t)deadline_ms : 0, 0);
+}
+
+static void worker_loop_on_stop(uv_signal_t *handle, int number)
+{
+    struct worker_loop *w = handle->data;
+    if (w->signalled) {
+        worker_loop_end(w, "second signal");
+        return;
+    }
+    w->signalled = true;
+    worker_loop_drain(w, strsignal(number));
     worker_loop_check_drained(w);
 }
 
@@ -528,6 +532,9 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
         .model_path = w->model_path,
         .cpu_level = settings_choice(s, SETTING_compute_cpu_level),
         .threads = (uint32_t)settings_count(s, SETTING_compute_threads),
+        .ram_budget = settings_is_auto(s, SETTING_memory_ram_budget)
+                          ? 0
+                          : settings_bytes(s, SETTING_memory_ram_budget),
         .kv_budget = is_auto ? 0 : settings_bytes(s, SETTING_memory_kv_budget),
         .kv_type = settings_choice(s, SETTING_memory_kv_type),
         .context = (uint32_t)settings_count(s, SETTING_model_context),

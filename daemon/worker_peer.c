@@ -236,8 +236,13 @@ static void worker_peer_hello(struct worker_peer *p, const struct proto_frame *f
         return;
     }
     snprintf(p->client, sizeof p->client, "%.*s", m.client.size, m.client.data);
+    /* The others first: what this one is told is then what all were told last, and a state that
+     * comes back to that is told again. */
+    worker_peer_send_welcome(p->set);
     p->greeted = true;
-    worker_peer_encode_welcome(p->set, &p->out);
+    buf_append(&p->out, p->set->welcome.data, p->set->welcome.size);
+    if (p->set->welcome.size == 0)
+        p->lost = "no memory for welcome";
     worker_peer_queued(p);
     log_debug("peer", "hello", "client=\"%s\"", p->client);
 }
@@ -265,6 +270,8 @@ static void worker_peer_status(struct worker_peer *p, uint64_t id)
     worker_peer_queued(p);
 }
 
+/* From the next frame on nothing is accepted. The loop does the rest: it sends drained when nothing
+ * runs any more, and ends. */
 static void worker_peer_drain(struct worker_peer *p)
 {
     log_info("peer", "drain_asked", "client=\"%s\"", p->client);
@@ -272,7 +279,6 @@ static void worker_peer_drain(struct worker_peer *p)
     p->set->drain_asked = true;
     engine_drain(p->set->engine);
     worker_peer_send_welcome(p->set);
-    worker_peer_send_drained(p->set);
 }
 
 /* ---- frames ---- */

@@ -30,7 +30,7 @@ struct worker_peers {
     struct proto_scratch scratch;
     struct engine_snapshot snapshot;
     struct buf welcome; /* the frame that was sent to all last */
-    bool drain_asked;   /* by a client */
+    bool drain_asked;   /* by a client; the loop ends when nothing runs any more */
 };
 
 struct worker_peer {
@@ -75,7 +75,7 @@ struct worker_peer *worker_peer_on_event(struct worker_peers *set,
                                          const struct engine_event *event);
 /* Sends welcome to all that said hello, if it differs from the last one. */
 void worker_peer_send_welcome(struct worker_peers *set);
-/* Tells those who asked to drain that nothing runs any more. */
+/* Tells those who asked to drain that nothing runs any more, if so. */
 void worker_peer_send_drained(struct worker_peers *set);
 
 #endif

@@ -1,6 +1,7 @@
 // The command `islet`: up, run, ps, status, bench, and chat on a pseudo-terminal.
 import test, { after, before, describe } from 'node:test';
 import { spawn, spawnSync } from 'node:child_process';
+import { createConnection } from 'node:net';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync, readdirSync } from 'node:fs';
 import path from 'node:path';
 import { assert, bin, freePort, sleep, slow, startServer, tinymoe } from './clients/server.mjs';
@@ -36,6 +37,25 @@ async function until(what, condition, ms = 15000) {
     if (Date.now() > end) throw new Error(`not within ${ms} ms: ${what}`);
     await sleep(20);
   }
+}
+
+// Greets the worker, asks it to drain and collects its frames; resolves when it closes the connection.
+function drain(socket, frames) {
+  const frame = (cmd, ...payload) => Buffer.from([0, 0, 0, 13 + payload.length, cmd, 0, 0, 0, 0, 0, 0, 0, 0, ...payload]);
+  return new Promise((resolve, reject) => {
+    const c = createConnection(socket, () => c.write(Buffer.concat([frame(0x05, 0, 0, 0, 1, 0, 1, 0x74), frame(0x09)])));
+    let rest = Buffer.alloc(0);
+    c.on('data', (d) => {
+      rest = Buffer.concat([rest, d]);
+      while (rest.length >= 13 && rest.length >= rest.readUInt32BE(0)) {
+        const n = rest.readUInt32BE(0);
+        frames.push({ cmd: rest[4], payload: rest.subarray(13, n) });
+        rest = rest.subarray(n);
+      }
+    });
+    c.on('error', reject);
+    c.on('close', resolve);
+  });
 }
 
 // `islet up` with a runtime directory and port of its own.
@@ -225,6 +245,39 @@ describe('up', () => {
       assert.deepEqual(await up.exited, { code: 0, signal: null });
       assert.ok(pids.every((p) => !alive(p)));
     } finally {
+      up.done();
+    }
+  });
+
+  test('a worker that is asked to drain ends its answer, says so and is started again', async () => {
+    const up = await (await new Up().start()).ready();
+    try {
+      const ask = (more) => fetch(`http://127.0.0.1:${up.port}/v1/chat/completions`, { method: 'POST', headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ messages: [{ role: 'user', content: 'Tell me a story.' }], max_tokens: 400, ignore_eos: true, ...more }) });
+      const old = up.children().isletd;
+      const r = await ask({ stream: true, stream_options: { include_usage: true } });
+      const frames = [];
+      let text = '', asked;
+      for await (const piece of r.body.pipeThrough(new TextDecoderStream())) {
+        text += piece;
+        if (!asked && text.includes('"content":"')) asked = drain(`${up.dir}/worker.sock`, frames);
+      }
+      assert.match(text, /data: \[DONE\]\n\n$/);
+      const usage = text.split('\n\n').filter((l) => l.includes('"usage":{')).map((l) => JSON.parse(l.slice(6)).usage)[0];
+      assert.equal(usage.completion_tokens, 400);
+      assert.equal(usage.islet.resumed, 0, 'the old worker finished it');
+      await asked;
+      assert.equal(frames.at(-1).cmd, 0x89, 'drained comes last');
+      const states = frames.filter((f) => f.cmd === 0x85).map((f) => f.payload[4]);
+      assert.equal(states.at(-1), 2, 'draining');
+      await until('another worker', () => up.children().isletd && up.children().isletd !== old);
+      assert.match(up.err, /worker ended with status 0: starting it again in 50 ms/);
+      const next = await (await ask({ max_tokens: 5 })).json();
+      assert.equal(next.usage.completion_tokens, 5);
+      assert.ok(!/^(worker|gateway) +\| error/m.test(up.err), up.err);
+    } finally {
+      up.child.kill('SIGTERM');
+      await up.exited;
       up.done();
     }
   });

@@ -479,6 +479,25 @@ static void test_worker_peer_welcome_comes_again_when_it_changed(void **state)
     close_all(&x);
 }
 
+/* One that greets between a change and the news of it has heard it; when the state goes back, it
+ * hears that too. */
+static void test_worker_peer_welcome_comes_again_when_a_state_comes_back(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    open_all(&x);
+    x.engine.facts.state = PROTO_FAILED;
+    worker_peer_send_welcome(&x.set);
+    x.engine.facts.state = PROTO_LOADING;
+    greet(&x);
+    x.engine.facts.state = PROTO_FAILED;
+    worker_peer_send_welcome(&x.set);
+    expect_frame(&x, PROTO_WELCOME, 0, &f);
+    assert_int_equal(f.payload[4], PROTO_FAILED);
+    close_all(&x);
+}
+
 static void test_worker_peer_drain_is_answered_when_nothing_runs(void **state)
 {
     (void)state;
@@ -490,7 +509,9 @@ static void test_worker_peer_drain_is_answered_when_nothing_runs(void **state)
     proto_encode_empty(&x.in, PROTO_DRAIN, 0);
     hand_over(&x);
     assert_int_equal(x.engine.n_drains, 1);
+    assert_true(x.set.drain_asked);
     expect_frame(&x, PROTO_WELCOME, 0, &f); /* draining */
+    worker_peer_send_drained(&x.set);
     assert_false(taken(&x, &f));
     struct engine_event event = {.kind = ENGINE_DONE, .handle = x.engine.submitted[0]};
     worker_peer_on_event(&x.set, &event);
@@ -561,6 +582,7 @@ int main(void)
         cmocka_unit_test(test_worker_peer_stalled_reader_is_cut_off_after_a_minute),
         cmocka_unit_test(test_worker_peer_status_names_only_the_own_requests),
         cmocka_unit_test(test_worker_peer_welcome_comes_again_when_it_changed),
+        cmocka_unit_test(test_worker_peer_welcome_comes_again_when_a_state_comes_back),
         cmocka_unit_test(test_worker_peer_drain_is_answered_when_nothing_runs),
         cmocka_unit_test(test_worker_peer_too_many_connections_are_refused),
         cmocka_unit_test(test_worker_peer_no_memory_is_survived),
