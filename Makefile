@@ -69,7 +69,7 @@ BINS   := $(B)/bin/isletd $(B)/bin/islet-gateway $(B)/bin/islet
 UNITS  := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
 MODELS := $(patsubst tests/model/%.c,$(B)/tests/%,$(wildcard tests/model/model_*.c))
 E2ES   := $(patsubst tests/e2e/%.c,$(B)/tests/%,$(wildcard tests/e2e/e2e_*.c))
-TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c))
+TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c)) $(B)/bin/cachesim
 BENCHES := $(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c))
 REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
 EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*.c))
@@ -159,6 +159,8 @@ $(B)/tests/replay_%: $(O)/tests/fuzz/%.o $(O)/tests/support/fuzz_main.o $(AR_our
 $(B)/tests/bits: $(call obj,$(wildcard tests/kernels/*.c)) $(AR_kernels) $(AR_config) $(AR_proto)
 	$(call link,$(LIBS_common))
 $(B)/bin/bench_%: $(O)/tests/bench/bench_%.o $(AR_ours)
+	$(call link,$(LIBS_tests))
+$(B)/bin/cachesim: $(O)/tests/bench/cachesim.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(B)/bin/%: $(O)/tests/models/%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
