@@ -40,13 +40,14 @@ static int32_t fake_result(struct fake_reader *k, const struct tier_read_op *op)
 {
     struct fake_read *f = k->f;
     f->n_reads++;
-    if (f->on_read != NULL)
-        f->on_read(f->context, op);
     if (f->fail_nth > 0 && --f->fail_nth == 0) {
         f->fail_nth = f->fail_forever ? 1 : 0;
+        f->n_faults++;
         return -f->fail_errno;
     }
-    const bool is_short = f->short_nth > 0 ? --f->short_nth == 0 : f->short_bytes > 0;
+    const bool is_short = f->short_nth > 0 && --f->short_nth == 0;
+    if (is_short && f->short_forever)
+        f->short_nth = 1;
     ssize_t got = pread(k->setup.fds[op->file], op->to, op->bytes, (off_t)op->offset);
     if (got < 0)
         return -errno;

@@ -15,13 +15,12 @@ struct fake_read {
     uint64_t fail_nth; /* this read from now (1: the next) ends with -fail_errno */
     bool fail_forever; /* and all later ones */
     int fail_errno;
-    uint32_t short_bytes; /* not 0: no read gives more than this */
-    uint64_t short_nth;   /* not 0: only this one from now is short */
-    uint32_t idle_takes;  /* so many calls of take give nothing */
-    void (*on_read)(void *context, const struct tier_read_op *op); /* NULL or called before each */
-    void *context;
+    uint64_t short_nth; /* this read from now gives short_bytes at most */
+    bool short_forever; /* and all later ones */
+    uint32_t short_bytes;
+    uint32_t idle_takes; /* so many calls of take give nothing */
     /* What it saw. */
-    uint64_t n_reads, n_closed;
+    uint64_t n_reads, n_faults, n_closed; /* faults: reads that ended with fail_errno */
     uint32_t n_open, most_open;
     bool too_many, misplaced;       /* more reads open than agreed; one outside of the arena */
     struct tier_read_source source; /* for struct tier_ssd_options */
