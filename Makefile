@@ -77,7 +77,7 @@ EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode install uninstall clean deps deps-demo
+.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-outofcore install uninstall clean deps deps-demo
 
 all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so ## the three programs and libislet
 
@@ -246,6 +246,11 @@ $(M16): $(B)/bin/mkmodel
 	@mkdir -p $(@D) && $< --preset m16 --out $@
 bench-decode: $(B)/bin/bench_decode $(M16) ## tokens/s of tinymoe and a generated 1.7 GB model at 1, 4 and 16 rows
 	@mkdir -p $(B)/bench && $< tests/models/tinymoe-q8_0.gguf && $< $(M16)
+M89 := build/models/m89.gguf
+$(M89): | $(B)/bin/mkmodel
+	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset m89 --out $@
+bench-outofcore: all $(B)/bin/bench_outofcore $(if $(GGUFS)$(HELP),,$(M89)) ## a 9 GB model under 1.5, 3 and 6 GB, llama.cpp beside it (HELP=1: options)
+	@B=$(B) node tests/bench/outofcore.mjs $(if $(HELP),--help)
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
 bench-serve: all ## time to first token and P95 inter-token time at 1, 4, 16 clients

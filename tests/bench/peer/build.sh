@@ -29,7 +29,7 @@ for source in "$@"; do
 done
 if [ -n "${stale:-}" ]; then
     mkdir -p "$B/bin"
-    gcc -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -Iconfig/base -Itests/support -isystem "$include" \
+    ${CC:-gcc} -std=c17 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -Iconfig/base -Itests/support -isystem "$include" \
         -o "$out" "$@" "$libs"/libllama.v*.so "$libs"/libggml.v*.so "$libs"/libggml-base.so -Wl,-rpath,"$libs" -pthread -lsystemd -lm
 fi
 echo "$libs"

@@ -8,8 +8,9 @@
  *
  * Each pass takes `prompt` tokens of each client, then decodes `tokens` steps of one row a client;
  * the first pass is cold, the next ones find what the one before left in memory. Token ids are
- * uniform noise, or what --feed says (lines of: number of prompt ids, then all ids), different in
- * each pass and row. A pass is one line of JSON. Ends with an error on a logit that is not finite. */
+ * what --feed says (lines of: number of prompt ids, then all ids), and uniform noise where it says
+ * no more, different in each pass and row. A pass is one line of JSON. Ends with an error on a logit
+ * that is not finite. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -78,17 +79,18 @@ static struct read_counters counters(const struct bench *b)
 static void quiet(enum ggml_log_level level, const char *text, void *context)
 {
     (void)context;
-    if (level >= GGML_LOG_LEVEL_ERROR)
+    if (level == GGML_LOG_LEVEL_ERROR)
         fputs(text, stderr);
 }
 
 /* ---- text ---- */
 
-static void text_of_feed(struct bench *b, long client)
+/* False: no more lines (the run that wrote them was cut short). */
+static bool text_of_feed(struct bench *b, long client)
 {
     static char line[LINE_BYTES];
-    if (fgets(line, sizeof line, b->feed) == NULL)
-        die(b->o.feed, "fewer lines than passes times clients");
+    if (b->feed == NULL || fgets(line, sizeof line, b->feed) == NULL)
+        return false;
     char *at = line;
     long n = -1, wanted = b->o.prompt + b->o.tokens;
     for (char *end = at; n < wanted; at = end, n++) {
@@ -104,6 +106,7 @@ static void text_of_feed(struct bench *b, long client)
     }
     if (n < wanted)
         die(b->o.feed, "a line with fewer ids than prompt and tokens");
+    return true;
 }
 
 static void text_of_noise(struct bench *b, long pass, long client)
@@ -186,9 +189,7 @@ static void run_pass(struct bench *b, long pass)
 {
     llama_memory_clear(llama_get_memory(b->context), true);
     for (long c = 0; c < b->o.clients; c++)
-        if (b->feed != NULL)
-            text_of_feed(b, c);
-        else
+        if (!text_of_feed(b, c))
             text_of_noise(b, pass, c);
     const struct measured prompt = run_prompts(b), answer = run_decode(b);
     printf("{\"pass\":%ld,", pass);
