@@ -415,7 +415,7 @@ static void end_json(struct gw_answer *a)
     } else {
         heads_fill(a, &h);
         struct gw_exchange_head head = {.headers = h.list, .n_headers = h.n};
-        gw_exchange_respond(a->x, &head, a->out.data, a->out.size);
+        gw_exchange_respond_buf(a->x, &head, &a->out);
     }
     log_done(a);
     answer_free(a);

@@ -28,6 +28,7 @@ struct gw_conn {
     enum phase phase;
     struct buf out; /* bytes from out_at on are unsent */
     size_t out_at;
+    struct buf big;       /* a large body, behind `out`; moves there when `out` is sent */
     struct buf later;     /* bytes behind the request that runs */
     bool run_due;         /* `later` can be parsed now */
     bool served;          /* an answer was given on this connection */
@@ -77,6 +78,7 @@ struct gw_conn *gw_conn_new(struct gw_conn_shared *shared, const struct gw_auth_
     c->wake = wake;
     c->io = io;
     c->out = BUF_INIT(SIZE_MAX);
+    c->big = BUF_INIT(SIZE_MAX);
     c->later = BUF_INIT(SIZE_MAX);
     c->since_ns = now(c);
     return c;
@@ -103,6 +105,7 @@ static void drop(struct gw_conn *c, enum phase phase)
     buf_done(&c->later);
     c->run_due = false;
     buf_done(&c->out);
+    buf_done(&c->big);
     c->out_at = 0;
 }
 
@@ -126,12 +129,26 @@ struct buf *gw_conn_out(struct gw_conn *c)
 {
     if (gw_conn_unsent(c) == 0)
         c->progress_ns = now(c);
-    return &c->out;
+    return c->big.size > 0 ? &c->big : &c->out;
+}
+
+void gw_conn_give(struct gw_conn *c, struct buf *bytes)
+{
+    enum {
+        COPIED = 64 * 1024
+    };
+    if (bytes->size <= COPIED || c->big.size > 0) {
+        buf_append(gw_conn_out(c), bytes->data, bytes->size);
+        return;
+    }
+    c->big = *bytes;
+    c->big.ceiling = SIZE_MAX;
+    *bytes = BUF_INIT(bytes->ceiling);
 }
 
 size_t gw_conn_unsent(const struct gw_conn *c)
 {
-    return c->out.size - c->out_at;
+    return c->out.size - c->out_at + c->big.size;
 }
 
 void gw_conn_wrote(struct gw_conn *c)
@@ -200,7 +217,7 @@ void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status)
 
 const void *gw_conn_output(const struct gw_conn *c, size_t *ret_n)
 {
-    *ret_n = gw_conn_unsent(c);
+    *ret_n = c->out.size - c->out_at;
     return *ret_n > 0 ? c->out.data + c->out_at : NULL;
 }
 
@@ -208,7 +225,8 @@ void gw_conn_sent(struct gw_conn *c, size_t n)
 {
     enum {
         KEPT = 4096,
-        MOVED = 65536
+        MOVED = 65536,
+        MOST_MOVED = 1 << 20 /* a longer rest would hold up the loop */
     };
     stats_add(&c->shared->bytes_out, n);
     c->out_at += n;
@@ -220,9 +238,15 @@ void gw_conn_sent(struct gw_conn *c, size_t n)
             buf_done(&c->out);
         else
             buf_clear(&c->out);
-        if (c->phase == PHASE_LINGER && c->linger_ns == 0)
+        if (c->big.size > 0) {
+            buf_done(&c->out);
+            c->out = c->big;
+            c->big = BUF_INIT(SIZE_MAX);
+        } else if (c->phase == PHASE_LINGER && c->linger_ns == 0) {
             c->linger_ns = after(now(c), c->shared->limits.linger_ms);
-    } else if (c->out_at > MOVED && c->out_at > c->out.size / 2) {
+        }
+    } else if (c->out_at > MOVED && c->out_at > c->out.size / 2 &&
+               c->out.size - c->out_at <= MOST_MOVED) {
         buf_drop_front(&c->out, c->out_at);
         c->out_at = 0;
     }
@@ -232,7 +256,7 @@ void gw_conn_sent(struct gw_conn *c, size_t n)
 
 enum gw_conn_state gw_conn_state(const struct gw_conn *c)
 {
-    if (c->phase == PHASE_RESET || buf_failed(&c->out))
+    if (c->phase == PHASE_RESET || buf_failed(&c->out) || buf_failed(&c->big))
         return GW_CONN_RESET;
     if (c->phase == PHASE_CLOSE)
         return GW_CONN_CLOSE;

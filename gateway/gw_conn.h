@@ -78,6 +78,8 @@ const struct gw_conn_shared *gw_conn_shared(const struct gw_conn *c);
 void gw_conn_fill(const struct gw_conn *c, const struct gw_http_request *r, const char *id,
                   struct gw_response *ret);
 struct buf *gw_conn_out(struct gw_conn *c); /* append, then gw_conn_wrote */
+/* Puts the bytes of *bytes behind the output; many of them are taken instead of copied. */
+void gw_conn_give(struct gw_conn *c, struct buf *bytes);
 void gw_conn_wrote(struct gw_conn *c);
 size_t gw_conn_unsent(const struct gw_conn *c);
 /* The exchange is over; frees it. */

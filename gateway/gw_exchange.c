@@ -87,9 +87,9 @@ uint64_t gw_exchange_head_ns(const struct gw_exchange *x)
     return x->head_ns;
 }
 
-void gw_exchange_drop_body(struct gw_exchange *x)
+struct buf gw_exchange_take_body(struct gw_exchange *x)
 {
-    gw_http_drop_body(x->r);
+    return gw_http_take_body(x->r);
 }
 
 static struct gw_response response(const struct gw_exchange *x, const struct gw_exchange_head *head)
@@ -105,15 +105,24 @@ static struct gw_response response(const struct gw_exchange *x, const struct gw_
     return r;
 }
 
-static void send_whole(struct gw_exchange *x, const struct gw_response *r, const void *body,
-                       size_t n)
+/* Takes the bytes of *body. */
+static void send_whole(struct gw_exchange *x, struct gw_response *r, struct buf *body)
 {
-    struct buf *out = gw_conn_out(x->c);
-    gw_response_head(out, r);
+    r->length = body->size;
+    gw_response_head(gw_conn_out(x->c), r);
     if (!x->no_body && r->status != 204)
-        buf_append(out, body, n);
+        gw_conn_give(x->c, body);
+    buf_done(body);
     gw_conn_wrote(x->c);
     gw_conn_end(x->c, GW_CONN_END_KEEP, r->status);
+}
+
+void gw_exchange_respond_buf(struct gw_exchange *x, const struct gw_exchange_head *head,
+                             struct buf *body)
+{
+    assert(!x->begun);
+    struct gw_response r = response(x, head);
+    send_whole(x, &r, body);
 }
 
 void gw_exchange_respond(struct gw_exchange *x, const struct gw_exchange_head *head,
@@ -122,7 +131,12 @@ void gw_exchange_respond(struct gw_exchange *x, const struct gw_exchange_head *h
     assert(!x->begun);
     struct gw_response r = response(x, head);
     r.length = n;
-    send_whole(x, &r, body, n);
+    struct buf *out = gw_conn_out(x->c);
+    gw_response_head(out, &r);
+    if (!x->no_body && r.status != 204)
+        buf_append(out, body, n);
+    gw_conn_wrote(x->c);
+    gw_conn_end(x->c, GW_CONN_END_KEEP, r.status);
 }
 
 void gw_exchange_fail(struct gw_exchange *x, const struct gw_error *error)
@@ -134,9 +148,7 @@ void gw_exchange_fail(struct gw_exchange *x, const struct gw_error *error)
     gw_error_write(&body, error);
     if (r.status == 503)
         r.retry_after_s = error->retry_after_s > 0 ? error->retry_after_s : 1;
-    r.length = body.size;
-    send_whole(x, &r, body.data, body.size);
-    buf_done(&body);
+    send_whole(x, &r, &body);
 }
 
 void gw_exchange_fail_text(struct gw_exchange *x, enum gw_error_code code, const char *param,

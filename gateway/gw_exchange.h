@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "buf.h"
 #include "gw_error.h"
 #include "gw_http.h"
 
@@ -42,12 +43,15 @@ const struct gw_http_request *gw_exchange_request(
     const struct gw_exchange *x);                          /* lends, as long as the handle lives */
 const char *gw_exchange_id(const struct gw_exchange *x);   /* x-request-id; lends */
 uint64_t gw_exchange_head_ns(const struct gw_exchange *x); /* ticks when the head was complete */
-/* Frees the request's body (its `body` becomes NULL). */
-void gw_exchange_drop_body(struct gw_exchange *x);
+/* Gives the request's body (its `body` becomes NULL), with a NUL behind it that is not counted. */
+struct buf gw_exchange_take_body(struct gw_exchange *x);
 
 /* A whole answer with Content-Length; ends the exchange. The body is copied. */
 void gw_exchange_respond(struct gw_exchange *x, const struct gw_exchange_head *head,
                          const void *body, size_t n);
+/* The same without a copy: takes the bytes of *body, which is empty then. */
+void gw_exchange_respond_buf(struct gw_exchange *x, const struct gw_exchange_head *head,
+                             struct buf *body);
 /* An error object with its status (and Retry-After with 503, WWW-Authenticate with 401); ends the
  * exchange. */
 void gw_exchange_fail(struct gw_exchange *x, const struct gw_error *error);

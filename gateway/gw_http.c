@@ -87,11 +87,15 @@ const char *gw_http_method_name(enum gw_http_method method)
     return names[method];
 }
 
-void gw_http_drop_body(struct gw_http_request *r)
+struct buf gw_http_take_body(struct gw_http_request *r)
 {
-    buf_done(&((struct owned *)r)->body);
+    struct owned *o = (struct owned *)r;
+    struct buf body = o->body;
+    body.size = r->body_bytes;
+    o->body = BUF_INIT(SIZE_MAX);
     r->body = NULL;
     r->body_bytes = 0;
+    return body;
 }
 
 void gw_http_set_capture(struct gw_http_request *r, struct buf *capture)

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "buf.h"
 #include "gw_error.h"
 #include "gw_limits.h"
 
@@ -55,8 +56,8 @@ bool gw_http_text_is(struct gw_http_text text, const char *word); /* equal bytes
 /* Equal but for the case of ASCII letters. */
 bool gw_http_text_is_word(struct gw_http_text text, const char *word);
 const char *gw_http_method_name(enum gw_http_method method);
-/* Frees the body early: a parsed body of 16 MiB need not stay for the whole answer. */
-void gw_http_drop_body(struct gw_http_request *r);
+/* Gives the body's bytes (`body` becomes NULL); the NUL behind them is not counted. */
+struct buf gw_http_take_body(struct gw_http_request *r);
 /* Takes the bytes of *capture as r->capture. */
 void gw_http_set_capture(struct gw_http_request *r, struct buf *capture);
 void gw_http_request_free(struct gw_http_request *r); /* NULL is fine */

@@ -1,17 +1,19 @@
-/* From a checked request to an admitted one: tokenises the prompts, checks their length, takes a
- * place in the queue and starts the answer. Thread: loop. */
+/* From the body of a generation request to an admitted one: reads it (gw_prompt, as a gw_job),
+ * checks its length, takes a place in the queue and starts the answer. Thread: loop. */
 #ifndef ISLET_GW_INTAKE_H
 #define ISLET_GW_INTAKE_H
 
-#include <stddef.h>
+#include "gw_chat_request.h"
+#include "gw_prompt.h"
 
-struct gw_chat_request;
 struct gw_exchange;
 struct gw_service;
 
-/* Takes *ask (zeroed), chat_prompt (the rendered template; NULL for completions) and the
- * exchange. */
-void gw_intake_start(struct gw_service *s, struct gw_exchange *x, struct gw_chat_request *ask,
-                     char *chat_prompt, size_t n_chat_prompt);
+/* Takes the exchange. */
+void gw_intake_start(struct gw_service *s, struct gw_exchange *x, enum gw_chat_request_kind kind);
+
+/* Fills what gw_prompt_read wants. False: no memory. */
+bool gw_intake_prompt(const struct gw_service *s, enum gw_chat_request_kind kind,
+                      struct gw_prompt *ret) __attribute__((warn_unused_result));
 
 #endif

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ enum {
     EXIT_SYSTEM = 71,  /* cannot bind */
     EXIT_RUNNING = 75, /* another gateway has the socket */
     EXIT_CONFIG = 78,
-    MAX_SETS = 256
+    MAX_SETS = 256,
+    MMAP_BYTES = 512 * 1024 /* larger blocks go back to the system when they are freed */
 };
 
 struct options {
@@ -307,6 +309,9 @@ int main(int argc, char **argv)
     fault_setup();
     signal(SIGPIPE, SIG_IGN);
     json_set_alloc_funcs(json_get, alloc_free);
+    json_object_seed(0); /* now: later, several threads would do it at a time */
+    mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
+    mallopt(M_MXFAST, 0); /* freed blocks join at once, so that malloc_trim finds whole pages */
     gateway.service.ticks = ticks_real();
     gateway.service.started_ns = ticks_ns(gateway.service.ticks);
     list_init(&gateway.service.status_waiters);
