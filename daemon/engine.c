@@ -224,6 +224,8 @@ static enum err_code load(struct engine *g, struct err *e)
 {
     struct model_loading loading = {
         .path = g->config.model_path, .progress = on_progress, .stopped = on_piece, .context = g};
+    if (g->config.trouble != NULL)
+        return err_set(e, ERR_ARGUMENT, "%s", g->config.trouble);
     enum err_code code =
         k_open((enum k_level)g->config.cpu_level, g->config.threads, &g->device, e);
     if (code == ERR_OK)
@@ -280,7 +282,6 @@ static void load_model(struct engine *g)
     unload(g);
     if (e.code == ERR_CANCELLED)
         return;
-    log_error("engine", "load_failed", "error=%s reason=%s", err_code_name(e.code), e.text);
     set_state(g, PROTO_FAILED, e.text);
 }
 

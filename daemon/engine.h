@@ -29,6 +29,7 @@ struct engine_config {
     void (*notify)(
         void *context); /* called on the engine thread when events wait; must only wake the loop */
     void *notify_context;
+    const char *trouble; /* nothing is loaded: FAILED for this reason; NULL: none. Borrowed */
 };
 
 /* A request as the loop hands it over: one heap block (engine_request_new) that owns copies of the

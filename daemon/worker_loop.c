@@ -23,15 +23,15 @@
 #include "settings.h"
 #include "worker_peer.h"
 #include "worker_socket.h"
+#include "worker_watch.h"
 
 enum {
     WORKER_LOOP_READ = 64 << 10,
-    WORKER_LOOP_READS = 8,        /* of one connection in one turn */
-    WORKER_LOOP_EVENTS = 256,     /* of the engine in one turn */
-    WORKER_LOOP_ACCEPTS = 16,     /* in one turn */
-    WORKER_LOOP_WAITING = 256,    /* requests that wait in the engine */
-    WORKER_LOOP_RETRY_MS = 10000, /* a model that could not be loaded is looked for again */
-    WORKER_LOOP_PAUSE_MS = 100,   /* of the listener, when the system has no more fds */
+    WORKER_LOOP_READS = 8,      /* of one connection in one turn */
+    WORKER_LOOP_EVENTS = 256,   /* of the engine in one turn */
+    WORKER_LOOP_ACCEPTS = 16,   /* in one turn */
+    WORKER_LOOP_WAITING = 256,  /* requests that wait in the engine */
+    WORKER_LOOP_PAUSE_MS = 100, /* of the listener, when the system has no more fds */
     WORKER_LOOP_TICK_MS = 1000
 };
 
@@ -50,10 +50,10 @@ struct worker_loop {
     struct engine_facts facts; /* last seen */
     char model_path[4096];
     char notified[320];      /* the STATUS= line sent last */
-    uint64_t failed_ms;      /* when loading failed last */
     char failed_reason[240]; /* that was logged last */
-    uint64_t heartbeat;      /* at the last watchdog ping */
+    struct worker_watch watch;
     bool draining, signalled, ended;
+    bool again; /* the settings are to be read anew */
     uint8_t bytes[WORKER_LOOP_READ];
 };
 
@@ -156,14 +156,13 @@ static void worker_loop_on_state(struct worker_loop *w)
     const struct engine_facts *f = &w->facts;
     engine_get_facts(w->engine, &w->facts);
     worker_peer_send_welcome(&w->peers);
-    worker_loop_notify_status(w);
-    if (f->state == PROTO_FAILED && old != PROTO_FAILED)
-        w->failed_ms = ticks_ms(w->peers.ticks);
+    if (f->state != old) /* percents are for the tick: sd_notify waits where its queue is full */
+        worker_loop_notify_status(w);
     /* Said once, not at each try. */
     if (f->state == PROTO_FAILED && strcmp(w->failed_reason, f->reason) != 0) {
         memcpy(w->failed_reason, f->reason, sizeof w->failed_reason);
         log_error("model", "not_loaded", "error=\"%s\" retry_ms=%d", f->reason,
-                  WORKER_LOOP_RETRY_MS);
+                  WORKER_WATCH_RETRY_MS);
     }
     if (f->state == PROTO_SERVING && old != PROTO_SERVING) {
         w->failed_reason[0] = '\0';
@@ -397,22 +396,16 @@ static void worker_loop_on_tick(uv_timer_t *timer)
         if (p->lost != NULL)
             worker_loop_flush(p->io);
     }
-    if (w->facts.state == PROTO_FAILED && now_ms - w->failed_ms >= WORKER_LOOP_RETRY_MS) {
-        w->failed_ms = now_ms;
+    if (worker_watch_retry(&w->watch, w->facts.state == PROTO_FAILED, now_ms))
         engine_load_again(w->engine);
-    }
     worker_loop_notify_status(w);
 }
 
-/* Pings only if the engine moved: an engine that hangs must be restarted, although this loop
- * lives. */
 static void worker_loop_on_watchdog(uv_timer_t *timer)
 {
     struct worker_loop *w = timer->data;
-    uint64_t heartbeat = engine_heartbeat(w->engine);
-    if (heartbeat != w->heartbeat)
+    if (worker_watch_ping(&w->watch, engine_heartbeat(w->engine)))
         sd_notify(0, "WATCHDOG=1");
-    w->heartbeat = heartbeat;
 }
 
 /* ---- stop ---- */
@@ -478,8 +471,14 @@ static void worker_loop_on_stop(uv_signal_t *handle, int number)
 
 static void worker_loop_on_hangup(uv_signal_t *handle, int number)
 {
+    struct worker_loop *w = handle->data;
     (void)number;
-    worker_loop_reload(handle->data);
+    if (w->options->trouble == NULL) {
+        worker_loop_reload(w);
+        return;
+    }
+    w->again = true;
+    worker_loop_end(w, "the settings are read again");
 }
 
 /* ---- start ---- */
@@ -513,10 +512,15 @@ static void worker_loop_open_handles(struct worker_loop *w)
 static enum err_code worker_loop_listen(struct worker_loop *w, struct err *e)
 {
     char path[108];
-    enum err_code code = paths_socket(settings_text(w->settings, SETTING_worker_socket),
-                                      "worker.sock", path, sizeof path, e);
-    if (code == ERR_OK)
-        code = worker_socket_open(path, &w->socket, e);
+    enum err_code code;
+    if (w->options->inherited_fd >= 0) {
+        code = worker_socket_adopt(w->options->inherited_fd, &w->socket, e);
+    } else {
+        code = paths_socket(settings_text(w->settings, SETTING_worker_socket), "worker.sock", path,
+                            sizeof path, e);
+        if (code == ERR_OK)
+            code = worker_socket_open(path, &w->socket, e);
+    }
     if (code != ERR_OK)
         return code;
     w->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -530,6 +534,7 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
     snprintf(w->model_path, sizeof w->model_path, "%s", settings_text(s, SETTING_model_path));
     struct engine_config config = {
         .model_path = w->model_path,
+        .trouble = w->options->trouble,
         .cpu_level = settings_choice(s, SETTING_compute_cpu_level),
         .threads = (uint32_t)settings_count(s, SETTING_compute_threads),
         .kv_budget = is_auto ? 0 : settings_bytes(s, SETTING_memory_kv_budget),
@@ -613,6 +618,7 @@ int worker_loop_run(struct settings *settings, const struct worker_loop_options 
     worker_loop_notify_status(w);
     sd_notify(0, "READY=1");
     uv_run(&w->uv, UV_RUN_DEFAULT);
+    int status = w->again ? WORKER_LOOP_AGAIN : 0;
     worker_loop_close(w);
-    return 0;
+    return status;
 }

@@ -7,6 +7,7 @@
 #include "fault.h"
 #include "settings.h"
 #include "worker_loop.h"
+#include "worker_socket.h"
 
 enum {
     WORKER_MAIN_SETS = 64
@@ -35,29 +36,52 @@ static void worker_main_help(void)
         "78 wrong settings.");
 }
 
-static int worker_main_run(const struct worker_loop_options *options, bool check)
+static enum err_code worker_main_settings(const struct worker_loop_options *options,
+                                          struct settings **ret, struct err *e)
+{
+    enum err_code code = settings_load(options->config, options->sets, options->n_sets, ret, e);
+    if (code == ERR_OK && settings_text(*ret, SETTING_model_path)[0] == '\0') {
+        settings_free(*ret);
+        *ret = NULL;
+        code = err_set(e, ERR_ARGUMENT,
+                       "model.path is not set: use --set model.path=FILE.gguf, or set it under "
+                       "[model] in islet.conf");
+    }
+    return code;
+}
+
+static int worker_main_check(const struct worker_loop_options *options)
 {
     struct settings *settings = NULL;
     struct err e = {0};
-    enum err_code code =
-        settings_load(options->config, options->sets, options->n_sets, &settings, &e);
-    if (code == ERR_OK && settings_text(settings, SETTING_model_path)[0] == '\0')
-        code = err_set(&e, ERR_ARGUMENT,
-                       "model.path is not set: use --set model.path=FILE.gguf, or set it under "
-                       "[model] in islet.conf");
-    if (code != ERR_OK) {
+    if (worker_main_settings(options, &settings, &e) != ERR_OK) {
         fprintf(stderr, "isletd: %s\n", e.text);
-        settings_free(settings);
         return WORKER_EXIT_CONFIG;
     }
-    if (check) {
-        const char *path = settings_path(settings);
-        printf("isletd: settings are good (%s)\n", path[0] != '\0' ? path : "no file");
-        settings_free(settings);
-        return 0;
+    const char *path = settings_path(settings);
+    printf("isletd: settings are good (%s)\n", path[0] != '\0' ? path : "no file");
+    settings_free(settings);
+    return 0;
+}
+
+static int worker_main_run(struct worker_loop_options *options)
+{
+    int status = WORKER_LOOP_AGAIN;
+    while (status == WORKER_LOOP_AGAIN) {
+        struct settings *settings = NULL;
+        struct err e = {0}, ignored = {0};
+        enum err_code code = worker_main_settings(options, &settings, &e);
+        options->trouble = code != ERR_OK ? e.text : NULL;
+        if (code != ERR_OK)
+            fprintf(stderr, "isletd: %s\n", e.text);
+        /* With a socket that somebody else holds open it stays, and says why it cannot serve. */
+        if (code != ERR_OK && (options->inherited_fd < 0 ||
+                               settings_load("/dev/null", NULL, 0, &settings, &ignored) != ERR_OK))
+            return WORKER_EXIT_CONFIG;
+        worker_loop_setup_log(settings);
+        status = worker_loop_run(settings, options);
     }
-    worker_loop_setup_log(settings);
-    return worker_loop_run(settings, options);
+    return status;
 }
 
 int main(int argc, char **argv)
@@ -71,7 +95,7 @@ int main(int argc, char **argv)
                                           {"list-crash-points", no_argument, NULL, 'L'},
                                           {NULL, 0, NULL, 0}};
     const char *sets[WORKER_MAIN_SETS];
-    struct worker_loop_options options = {.sets = sets};
+    struct worker_loop_options options = {.sets = sets, .inherited_fd = -1};
     bool check = false;
     for (int c; (c = getopt_long(argc, argv, "h", known, NULL)) != -1;) {
         switch (c) {
@@ -109,6 +133,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "isletd: \"%s\" is not an option: see isletd --help\n", argv[optind]);
         return WORKER_EXIT_USAGE;
     }
+    if (check)
+        return worker_main_check(&options);
     fault_setup();
-    return worker_main_run(&options, check);
+    options.inherited_fd = worker_socket_inherited();
+    return worker_main_run(&options);
 }

@@ -21,8 +21,8 @@ enum {
 
 /* ---- inherited ---- */
 
-/* -1: none. Other fds than the one asked for are closed: nobody else would. */
-static int worker_socket_inherited(void)
+/* Other fds than the one asked for are closed: nobody else would. */
+int worker_socket_inherited(void)
 {
     char **names = NULL;
     int found = -1;
@@ -43,6 +43,15 @@ static int worker_socket_inherited(void)
     if (found >= 0)
         fcntl(found, F_SETFL, fcntl(found, F_GETFL) | O_NONBLOCK);
     return found;
+}
+
+enum err_code worker_socket_adopt(int fd, struct worker_socket *ret, struct err *e)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return err_set_os(e, ERR_IO, errno, "the inherited socket");
+    *ret = (struct worker_socket){.fd = own, .lock_fd = -1};
+    return ERR_OK;
 }
 
 /* ---- bound here ---- */
@@ -124,20 +133,18 @@ static enum err_code worker_socket_bind(const char *path, int *ret_fd, struct er
 
 enum err_code worker_socket_open(const char *path, struct worker_socket *ret, struct err *e)
 {
-    struct worker_socket s = {.fd = worker_socket_inherited(), .lock_fd = -1};
-    if (s.fd < 0) {
-        if (strlen(path) >= sizeof s.path)
-            return err_set(e, ERR_IO, "socket path of %zu bytes: the limit is %zu", strlen(path),
-                           sizeof s.path - 1);
-        memcpy(s.path, path, strlen(path) + 1);
-        enum err_code code = worker_socket_lock(path, &s.lock_fd, e);
-        if (code != ERR_OK)
-            return code;
-        code = worker_socket_bind(path, &s.fd, e);
-        if (code != ERR_OK) {
-            close(s.lock_fd);
-            return code;
-        }
+    struct worker_socket s = {.fd = -1, .lock_fd = -1};
+    if (strlen(path) >= sizeof s.path)
+        return err_set(e, ERR_IO, "socket path of %zu bytes: the limit is %zu", strlen(path),
+                       sizeof s.path - 1);
+    memcpy(s.path, path, strlen(path) + 1);
+    enum err_code code = worker_socket_lock(path, &s.lock_fd, e);
+    if (code != ERR_OK)
+        return code;
+    code = worker_socket_bind(path, &s.fd, e);
+    if (code != ERR_OK) {
+        close(s.lock_fd);
+        return code;
     }
     *ret = s;
     return ERR_OK;
@@ -161,5 +168,10 @@ bool worker_socket_peer_allowed(int fd)
     socklen_t n = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0)
         return false;
-    return peer.uid == 0 || peer.uid == geteuid() || peer.gid == getegid();
+    return worker_socket_user_allowed(&peer, geteuid(), getegid());
+}
+
+bool worker_socket_user_allowed(const struct ucred *peer, uid_t user, gid_t group)
+{
+    return peer->uid == 0 || peer->uid == user || peer->gid == group;
 }
