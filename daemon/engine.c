@@ -15,6 +15,7 @@
 
 enum {
     IDLE_MS = 1000,
+    FILL_AT_START_BYTES = 512 << 20,
     RESIDENT_EVERY_NS = 1000000000
 };
 
@@ -123,6 +124,20 @@ static void describe_sequences(struct engine *g, struct engine_snapshot *s, uint
     }
 }
 
+static void describe_tiers(const struct engine_experts *x, struct proto_status *c)
+{
+    const struct expert_cache_counts cache = expert_cache_count(x->cache);
+    const struct tier_ssd_counts ssd = tier_ssd_count(x->ssd);
+    c->ram_slots_used_bytes = cache.used_bytes;
+    c->ram_locked = x->ram.locked;
+    c->experts_resident = cache.resident;
+    c->expert_evictions_total = cache.evictions;
+    c->ssd_bytes_total = ssd.bytes;
+    c->ssd_reads_total = ssd.reads;
+    c->ssd_errors_total = ssd.failures;
+    c->ssd_wait_us_total = ssd.wait_ns / 1000;
+}
+
 static void take_snapshot(struct engine *g)
 {
     const uint64_t now = ticks_ns(g->config.ticks);
@@ -131,6 +146,8 @@ static void take_snapshot(struct engine *g)
     c->version = PROTO_STATUS_VERSION;
     c->uptime_ms = (now - g->started_ns) / 1000000u;
     c->kv_pages_cached = g->run.prefix.n_cached;
+    if (g->run.experts != NULL)
+        describe_tiers(g->run.experts, c);
     c->kv_pages_used = g->run.pages.n - g->run.pages.n_free - g->run.prefix.n_cached;
     pthread_mutex_lock(&g->lock);
     struct engine_snapshot *s = &g->snapshot;
@@ -156,6 +173,7 @@ void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
     ret->status.sequences = ret->sequences;
     ret->status.backend = proto_text_of(ret->backend);
     ret->status.degraded = proto_text_of("");
+    ret->status.storage = proto_text_of(ret->storage);
     for (uint16_t i = 0; i < ret->status.n_sequences; i++)
         ret->sequences[i].client = proto_text_of(ret->clients[i]);
 }
@@ -217,7 +235,25 @@ static void know_model(struct engine *g)
     f->n_vocab = shape->n_vocab;
     f->n_ctx = g->run.n_ctx;
     snprintf(g->snapshot.backend, sizeof(g->snapshot.backend), "%s", k_ops(g->device)->name);
+    snprintf(g->snapshot.storage, sizeof(g->snapshot.storage), "%s",
+             tier_ssd_about(g->run.experts->ssd));
     pthread_mutex_unlock(&g->lock);
+}
+
+/* The dense weights, and a small model's experts too: it is then ready at full speed, and a damaged
+ * file is found now. A large one's are read when they are needed, or while nobody asks. */
+static enum err_code read_weights(struct engine *g, struct model_loading *loading, struct err *e)
+{
+    const uint64_t experts = g->model->experts_bytes;
+    const bool fill = g->run.experts->all_fit && experts <= FILL_AT_START_BYTES;
+    loading->ssd = g->run.experts->ssd;
+    loading->arena = g->run.experts->ram.arena;
+    loading->arena_bytes = g->run.experts->ram.bytes;
+    loading->total_bytes = g->model->weights_bytes + (fill ? experts : 0);
+    enum err_code code = model_load(g->model, loading, e);
+    if (code == ERR_OK && fill)
+        code = engine_experts_fill(g->run.experts, loading, e);
+    return code;
 }
 
 static enum err_code load(struct engine *g, struct err *e)
@@ -237,7 +273,7 @@ static enum err_code load(struct engine *g, struct err *e)
     if (code == ERR_OK)
         code = engine_run_start(&g->run, g->device, g->stream, g->model, e);
     if (code == ERR_OK)
-        code = model_load(g->model, &loading, e);
+        code = read_weights(g, &loading, e);
     if (code == ERR_OK) {
         g->run.forward->heartbeat = &g->heartbeat;
         g->run.count.cpu_threads = k_threads(g->device);
@@ -261,6 +297,20 @@ static void check_waiting(struct engine *g)
     }
 }
 
+static void log_tiers(const struct engine *g)
+{
+    const struct engine_experts *x = g->run.experts;
+    log_info("engine", "tiers",
+             "ram_budget=%llu slots_bytes=%llu experts=%u experts_bytes=%llu all_fit=%d locked=%d "
+             "ssd=\"%s\"",
+             (unsigned long long)g->run.budget.total, (unsigned long long)x->ram.bytes,
+             x->n_experts, (unsigned long long)g->model->experts_bytes, x->all_fit, x->ram.locked,
+             tier_ssd_about(x->ssd));
+    if (!x->ram.locked)
+        log_warn("engine", "not_locked", "reason=\"%s\" hint=\"the system may swap experts out\"",
+                 x->ram.refusal);
+}
+
 static void load_model(struct engine *g)
 {
     struct err e = {.code = ERR_OK};
@@ -274,6 +324,7 @@ static void load_model(struct engine *g)
                  g->model->shape.name, g->run.n_ctx, g->run.pages.n,
                  (unsigned long long)g->model->weights_bytes, k_ops(g->device)->name,
                  k_threads(g->device));
+        log_tiers(g);
         if (g->run.n_ctx < g->config.context)
             log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
                      g->run.n_ctx, g->config.context, g->model->shape.n_ctx_train, g->run.pages.n);
@@ -303,7 +354,7 @@ static bool turn(struct engine *g)
     if (engine_mail_room(&g->mail) < engine_run_events(&g->config))
         return false;
     atomic_store(&g->starved, false);
-    return engine_run_step(&g->run);
+    return engine_run_step(&g->run) || engine_experts_idle(g->run.experts);
 }
 
 static void *engine_main(void *argument)

@@ -19,7 +19,10 @@ struct engine_config {
     const char *model_path; /* borrowed for the engine's life */
     unsigned cpu_level;     /* enum k_level */
     uint32_t threads;       /* 0: one per physical core */
+    uint64_t ram_budget;    /* bytes; 0: auto */
     uint64_t kv_budget;     /* bytes; 0: auto */
+    unsigned ssd_io;        /* enum tier_ssd_io */
+    uint32_t ssd_depth;     /* reads in flight */
     unsigned kv_type;       /* enum k_kv_type */
     uint32_t context;       /* 0: what the model and kv_budget allow */
     uint32_t max_sequences; /* 1..32 */
@@ -90,6 +93,7 @@ struct engine_snapshot {
     struct proto_sequence sequences[ENGINE_MAX_LISTED]; /* request_id holds the handle */
     char clients[ENGINE_MAX_LISTED][64];
     char backend[32];
+    char storage[128];
 };
 
 /* Starts the thread, which loads the model at once (state LOADING, then SERVING or FAILED with the

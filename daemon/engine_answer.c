@@ -45,6 +45,15 @@ static bool faulted(const struct engine_run *run, const struct engine_slot *slot
     return false;
 }
 
+/* Did a row of the slot need an expert that cannot be read? */
+static bool unreadable(const struct engine_run *run, const struct engine_slot *slot)
+{
+    for (uint32_t i = 0; i < slot->rows && run->experts->any_failed; i++)
+        if (run->experts->row_failed[slot->first_row + i])
+            return true;
+    return false;
+}
+
 static void send_progress(struct engine_run *run, struct engine_slot *slot)
 {
     struct engine_event *event =
@@ -122,8 +131,20 @@ static void answer_slot(struct engine_run *run, struct engine_slot *slot, uint64
     const bool fresh = slot->usage.preempted == 0 && slot->n_tokens == slot->n_given;
     uint32_t position = 0;
     enum proto_finish finish;
-    slot->usage.hits_ram += uses;
-    run->count.expert_hits_ram_total += uses;
+    uint64_t misses = 0, bytes = 0;
+    for (uint32_t i = slot->first_row; i < slot->first_row + slot->rows; i++) {
+        misses += run->experts->row_misses[i];
+        bytes += run->experts->row_bytes[i];
+    }
+    slot->usage.hits_ram += uses - misses;
+    slot->usage.misses += misses;
+    slot->usage.ssd_bytes += bytes;
+    run->count.expert_hits_ram_total += uses - misses;
+    run->count.expert_misses_total += misses;
+    if (unreadable(run, slot)) {
+        engine_run_fail(run, slot, &run->experts->error);
+        return;
+    }
     if (faulted(run, slot, &position)) {
         struct err e = {.code = ERR_OK};
         (void)err_set(&e, ERR_FORMAT,

@@ -77,12 +77,14 @@ enum err_code engine_attention_run(struct engine_forward *f, uint32_t layer)
     struct k_kv kv = f->kv;
     kv.layer_offset = layer * f->kv_layer_bytes;
     enum err_code code = project(f, l);
+    engine_experts_poll(f->experts); /* reads ahead of the layer's experts */
     if (code == ERR_OK)
         code = turn(f, f->q, l->q_norm, shape->n_head);
     if (code == ERR_OK)
         code = turn(f, f->k, l->k_norm, shape->n_head_kv);
     if (code == ERR_OK)
         code = attend(f, &kv);
+    engine_experts_poll(f->experts);
     if (code == ERR_OK)
         code = f->ops->matmul(&(struct k_matmul){.rows = f->rows,
                                                  .act = f->heads_act,

@@ -83,7 +83,8 @@ static void place_experts(struct engine_forward *f, unsigned hidden_forms)
     const uint64_t groups = pairs < shape->n_expert ? pairs : shape->n_expert;
     f->router = take(f, rows * shape->n_expert * 4);
     f->weights = take(f, pairs * 4);
-    f->n_groups = take(f, 64 * (uint64_t)shape->n_layer);
+    f->n_groups = take(f, 4);
+    f->n_selected = take(f, 4);
     f->groups = take(f, groups * sizeof(struct k_group));
     f->order = take(f, pairs * 4);
     f->selected = take(f, groups * 4);
@@ -124,7 +125,9 @@ static void place(struct engine_forward *f, const struct k_device *device)
 static uint64_t host_bytes(const struct model *m, const struct engine_forward_sizes *z)
 {
     const uint64_t uses = (uint64_t)m->shape.n_layer * m->shape.n_expert_used;
-    return (16 + 4 * uses) * z->max_rows + 8ull * z->max_logits +
+    const uint64_t layer = 4ull * z->max_rows * m->shape.n_expert_used +
+                           sizeof(struct k_group) * (uint64_t)m->shape.n_expert;
+    return (16 + 4 * uses) * z->max_rows + layer + 8ull * z->max_logits +
            4ull * z->max_logits * m->shape.n_vocab;
 }
 
@@ -152,12 +155,15 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
     f->logit_row = f->faults + rows;
     f->logit_faults = f->logit_row + logits;
     f->routes = f->logit_faults + logits;
-    f->logits = (float *)(void *)(f->routes + (size_t)rows * f->model->shape.n_layer *
-                                                  f->model->shape.n_expert_used);
+    f->host_order =
+        f->routes + (size_t)rows * f->model->shape.n_layer * f->model->shape.n_expert_used;
+    f->host_groups =
+        (struct k_group *)(void *)(f->host_order + (size_t)rows * f->model->shape.n_expert_used);
+    f->logits = (float *)(void *)(f->host_groups + f->model->shape.n_expert);
     return ERR_OK;
 }
 
-/* What does not change from step to step: the rope table, and all groups as selected ones. */
+/* What does not change from step to step: the rope table. */
 static enum err_code fill_tables(struct engine_forward *f, struct err *e)
 {
     const struct model_shape *shape = &f->model->shape;
@@ -168,24 +174,22 @@ static enum err_code fill_tables(struct engine_forward *f, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for the rope table of %u positions", positions);
     k_rope_table(shape->rope_base, shape->rope_dim, positions, table);
     f->ops->upload(f->stream, f->rope, table, n * sizeof(float));
-    const uint64_t pairs = (uint64_t)f->sizes.max_rows * shape->n_expert_used;
-    const uint32_t groups = pairs < shape->n_expert ? (uint32_t)pairs : shape->n_expert;
-    for (uint32_t i = 0; i < groups; i++)
-        f->ops->upload(f->stream,
-                       (struct k_span){f->selected.buffer, f->selected.offset + 4ull * i}, &i, 4);
     const enum err_code code = f->ops->wait(f->stream);
     alloc_free(table);
     return code == ERR_OK ? code : err_set(e, code, "the device failed while it was set up");
 }
 
 enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
-                                 const struct model *m, const struct engine_forward_sizes *sizes,
-                                 struct k_buffer *pool, struct engine_forward **ret, struct err *e)
+                                 struct engine_experts *experts,
+                                 const struct engine_forward_sizes *sizes, struct k_buffer *pool,
+                                 struct engine_forward **ret, struct err *e)
 {
     struct engine_forward *f = alloc_zero(ALLOC_WORK, 1, sizeof(*f));
     if (f == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the forward pass");
+    const struct model *m = experts->model;
     f->model = m;
+    f->experts = experts;
     f->ops = k_ops(device);
     f->stream = stream;
     f->sizes = *sizes;
@@ -262,10 +266,6 @@ static void download_step(struct engine_forward *f)
                          (struct k_span){f->ids.buffer, f->ids.offset + i * f->ids_stride},
                          n * sizeof(uint32_t));
     f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
-    for (uint32_t l = 0; l < f->model->shape.n_layer; l++)
-        f->ops->download(f->stream, &f->layer_groups[l],
-                         (struct k_span){f->n_groups.buffer, f->n_groups.offset + 64 * l},
-                         sizeof(uint32_t));
 }
 
 static enum err_code layers(struct engine_forward *f)
@@ -324,6 +324,7 @@ static enum err_code head(struct engine_forward *f)
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
 {
     upload_step(f);
+    engine_experts_step(f->experts, f->n_rows);
     enum err_code code = layers(f);
     if (code == ERR_OK && f->n_logits > 0) {
         code = head(f);

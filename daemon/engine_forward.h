@@ -4,6 +4,7 @@
 #ifndef ISLET_ENGINE_FORWARD_H
 #define ISLET_ENGINE_FORWARD_H
 
+#include "engine_experts.h"
 #include "kernels.h"
 #include "model.h"
 
@@ -17,6 +18,7 @@ struct engine_forward_sizes {
 
 struct engine_forward {
     const struct model *model;
+    struct engine_experts *experts; /* borrowed */
     const struct k_ops *ops;
     struct k_stream *stream;
     struct engine_forward_sizes sizes;
@@ -33,8 +35,8 @@ struct engine_forward {
     struct k_act heads_act;              /* [max_rows][n_head * head_dim] */
     struct k_span rope;
     struct k_span router, weights, groups, order, selected;
-    struct k_span n_groups; /* uint32 [1], one every 64 bytes a layer; kept until the next step */
-    struct k_span ids;      /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
+    struct k_span n_groups, n_selected; /* uint32 [1] */
+    struct k_span ids; /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
     uint64_t ids_stride;
     uint32_t *routes;        /* of the host, as ids */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
@@ -51,6 +53,8 @@ struct engine_forward {
     uint32_t *faults;                        /* [max_rows]: non-zero: a value was not finite */
     uint32_t *logit_faults;                  /* [max_logits] */
     float *logits;                           /* [max_logits][n_vocab] */
+    struct k_group *host_groups;             /* [n_expert] of the layer */
+    uint32_t *host_order;                    /* [max_rows * n_used] of the layer */
     uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer */
 };
 
@@ -59,11 +63,13 @@ uint64_t engine_forward_bytes(const struct k_device *device, const struct model 
                               const struct engine_forward_sizes *sizes);
 /* Bytes of one KV page. */
 uint64_t engine_forward_page_bytes(const struct model *m, enum k_kv_type type);
-/* `pool`: KV pages, borrowed. The model's weights may still be missing. Gives *ret; free with
+/* `experts` (with their model) and `pool` (KV pages) are borrowed. The weights may still be
+ * missing. Gives *ret; free with
  * engine_forward_free. */
 enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
-                                 const struct model *m, const struct engine_forward_sizes *sizes,
-                                 struct k_buffer *pool, struct engine_forward **ret, struct err *e)
+                                 struct engine_experts *experts,
+                                 const struct engine_forward_sizes *sizes, struct k_buffer *pool,
+                                 struct engine_forward **ret, struct err *e)
     __attribute__((warn_unused_result));
 void engine_forward_free(struct engine_forward *f); /* NULL is fine */
 

@@ -1,7 +1,6 @@
 #include "engine_moe.h"
 
-static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids,
-                           struct k_span n_groups)
+static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids)
 {
     const struct model_shape *shape = &f->model->shape;
     enum err_code code = f->ops->norm(&(struct k_norm){.rows = f->rows,
@@ -35,7 +34,7 @@ static enum err_code route(struct engine_forward *f, const struct model_layer *l
     if (code == ERR_OK)
         code = f->ops->grouping(&(struct k_grouping){.rows = f->rows,
                                                      .ids = ids,
-                                                     .n_groups = n_groups,
+                                                     .n_groups = f->n_groups,
                                                      .groups = f->groups,
                                                      .order = f->order,
                                                      .n_expert = shape->n_expert,
@@ -44,15 +43,14 @@ static enum err_code route(struct engine_forward *f, const struct model_layer *l
     return code;
 }
 
-/* All experts are resident: every group is selected at once. */
-static enum err_code compute(struct engine_forward *f, const struct model_layer *l,
-                             struct k_span n_groups)
+/* Computes the selected groups. */
+static enum err_code compute(struct engine_forward *f, const struct model_layer *l)
 {
     enum err_code code = f->ops->moe_gate_up(&(struct k_moe_gate_up){.rows = f->rows,
                                                                      .experts = l->experts,
                                                                      .groups = f->groups,
                                                                      .order = f->order,
-                                                                     .n_selected = n_groups,
+                                                                     .n_selected = f->n_selected,
                                                                      .selected = f->selected,
                                                                      .x = f->norm_act,
                                                                      .h = f->hidden_act},
@@ -62,7 +60,7 @@ static enum err_code compute(struct engine_forward *f, const struct model_layer 
                                                      .experts = l->experts,
                                                      .groups = f->groups,
                                                      .order = f->order,
-                                                     .n_selected = n_groups,
+                                                     .n_selected = f->n_selected,
                                                      .selected = f->selected,
                                                      .h = f->hidden_act,
                                                      .out = f->expert_out},
@@ -70,14 +68,39 @@ static enum err_code compute(struct engine_forward *f, const struct model_layer 
     return code;
 }
 
+/* Takes the layer's groups to the host, and has them computed as their experts are there. The sum
+ * comes later and runs in rank order, so that the order here is free. */
+static enum err_code compute_all(struct engine_forward *f, uint32_t layer)
+{
+    const uint64_t pairs = (uint64_t)f->n_rows * f->model->shape.n_expert_used;
+    uint32_t *n_groups = &f->layer_groups[layer];
+    f->ops->download(f->stream, n_groups, f->n_groups, sizeof(*n_groups));
+    enum err_code code = f->ops->wait(f->stream);
+    if (code != ERR_OK)
+        return code;
+    f->ops->download(f->stream, f->host_groups, f->groups, *n_groups * sizeof(*f->host_groups));
+    f->ops->download(f->stream, f->host_order, f->order, pairs * sizeof(*f->host_order));
+    code = f->ops->wait(f->stream);
+    if (code != ERR_OK)
+        return code;
+    engine_experts_layer(f->experts, layer, *n_groups, f->host_groups, f->host_order);
+    /* After an error too, so that no read or pin of this layer is left over. */
+    for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;) {
+        f->ops->upload(f->stream, f->n_selected, &n, sizeof(n));
+        f->ops->upload(f->stream, f->selected, f->experts->selected, n * sizeof(n));
+        if (code == ERR_OK)
+            code = compute(f, &f->model->layers[layer]);
+    }
+    return code;
+}
+
 enum err_code engine_moe_run(struct engine_forward *f, uint32_t layer)
 {
     const struct model_layer *l = &f->model->layers[layer];
-    const struct k_span n_groups = {f->n_groups.buffer, f->n_groups.offset + 64 * layer};
     const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
-    enum err_code code = route(f, l, ids, n_groups);
+    enum err_code code = route(f, l, ids);
     if (code == ERR_OK)
-        code = compute(f, l, n_groups);
+        code = compute_all(f, layer);
     if (code == ERR_OK)
         code = f->ops->moe_sum(&(struct k_moe_sum){.rows = f->rows,
                                                    .weights = f->weights,

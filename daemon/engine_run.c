@@ -3,7 +3,10 @@
 #include "alloc.h"
 #include "engine_admit.h"
 #include "engine_answer.h"
+#include "engine_machine.h"
 #include "fault.h"
+#include "log.h"
+#include "units.h"
 
 size_t engine_run_events(const struct engine_config *config)
 {
@@ -18,16 +21,15 @@ static uint32_t pages_of(uint32_t positions)
     return (uint32_t)(((uint64_t)positions + K_PAGE - 1) / K_PAGE);
 }
 
-/* Context = min(model, setting, what the pool holds). */
-static uint32_t size_pool(struct engine_run *run)
+/* Context = min(model, setting, what the pool holds). ram: memory.ram_budget in bytes. */
+static uint32_t size_pool(struct engine_run *run, uint64_t ram)
 {
     const struct engine_config *c = run->config;
     const uint64_t page = engine_forward_page_bytes(run->model, (enum k_kv_type)c->kv_type);
     uint32_t context = run->model->shape.n_ctx_train;
     if (c->context != 0 && c->context < context)
         context = c->context;
-    const uint32_t n = kv_page_count(c->kv_budget, model_memory_bytes("MemTotal"), page,
-                                     pages_of(context), c->max_sequences);
+    const uint32_t n = kv_page_count(c->kv_budget, ram, page, pages_of(context), c->max_sequences);
     if (n < pages_of(context))
         context = n * K_PAGE;
     run->n_ctx = context;
@@ -50,13 +52,79 @@ static enum err_code start_slots(struct engine_run *run, struct err *e)
     return ERR_OK;
 }
 
-enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
-                               struct k_stream *stream, const struct model *model, struct err *e)
+static uint64_t largest_expert(const struct model *m)
 {
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < m->shape.n_layer; i++)
+        largest = m->expert_bytes[i] > largest ? m->expert_bytes[i] : largest;
+    return largest;
+}
+
+/* Bytes of the experts that one token uses. */
+static uint64_t cycle_bytes(const struct model *m)
+{
+    uint64_t cycle = 0;
+    for (uint32_t i = 0; i < m->shape.n_layer; i++)
+        cycle += m->expert_bytes[i] * m->shape.n_expert_used;
+    return cycle;
+}
+
+static enum err_code split_budget(struct engine_run *run, uint64_t available, uint64_t kv,
+                                  uint64_t work, struct err *e)
+{
+    const struct model *m = run->model;
+    const bool automatic = run->config->ram_budget == 0;
+    const struct engine_budget_needs needs = {.budget = automatic ? engine_budget_auto(available)
+                                                                  : run->config->ram_budget,
+                                              .automatic = automatic,
+                                              .available = available,
+                                              .weights = m->weights_bytes,
+                                              .kv = kv,
+                                              .work = work,
+                                              .experts = m->experts_bytes,
+                                              .largest_expert = largest_expert(m),
+                                              .cycle = cycle_bytes(m)};
+    const enum err_code code = engine_budget_split(&needs, &run->budget, e);
+    if (code == ERR_OK && run->budget.below_cycle)
+        log_warn(
+            "engine", "budget_below_token",
+            "slots_bytes=%llu token_bytes=%llu ram_budget=%llu hint=\"every token reads all of "
+            "its experts from the SSD; %s more of ram_budget would keep some\"",
+            (unsigned long long)run->budget.arena, (unsigned long long)needs.cycle,
+            (unsigned long long)needs.budget, units_bytes(2 * needs.cycle - run->budget.arena).s);
+    return code;
+}
+
+/* Buffers that live as long as the model. */
+static enum err_code start_buffers(struct engine_run *run, struct k_device *device,
+                                   const struct engine_forward_sizes *sizes, uint64_t kv_bytes,
+                                   struct err *e)
+{
+    enum err_code code = run->ops->buffer_new(device, kv_bytes, &run->pool, e);
+    if (code == ERR_OK)
+        code = engine_experts_new(
+            device, run->stream, run->model,
+            &(struct engine_experts_options){.arena_bytes = run->budget.arena,
+                                             .io = (enum tier_ssd_io)run->config->ssd_io,
+                                             .depth = run->config->ssd_depth,
+                                             .max_rows = sizes->max_rows},
+            &run->experts, e);
+    if (code == ERR_OK)
+        code = engine_forward_new(device, run->stream, run->experts, sizes, run->pool,
+                                  &run->forward, e);
+    return code;
+}
+
+enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
+                               struct k_stream *stream, struct model *model, struct err *e)
+{
+    const uint64_t available = engine_machine_available();
     run->model = model;
     run->ops = k_ops(device);
     run->stream = stream;
-    const uint32_t n_pages = size_pool(run);
+    const uint32_t n_pages =
+        size_pool(run, run->config->ram_budget == 0 ? engine_budget_auto(available)
+                                                    : run->config->ram_budget);
     const struct engine_forward_sizes sizes = {
         .max_rows = run->config->prefill_chunk + run->config->max_sequences,
         .max_logits = run->config->max_sequences + ENGINE_RUN_PROMPT_LOGITS,
@@ -64,12 +132,11 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
         .max_pages = run->max_pages,
         .kv_type = (enum k_kv_type)run->config->kv_type};
     const uint64_t page = engine_forward_page_bytes(model, sizes.kv_type);
-    const uint64_t work = engine_forward_bytes(device, model, &sizes);
-    enum err_code code = model_check_memory(model, n_pages * page, work, e);
+    const uint64_t work =
+        engine_forward_bytes(device, model, &sizes) + engine_experts_bytes(model, sizes.max_rows);
+    enum err_code code = split_budget(run, available, n_pages * page, work, e);
     if (code == ERR_OK)
-        code = run->ops->buffer_new(device, n_pages * page, &run->pool, e);
-    if (code == ERR_OK)
-        code = engine_forward_new(device, stream, model, &sizes, run->pool, &run->forward, e);
+        code = start_buffers(run, device, &sizes, n_pages * page, e);
     if (code == ERR_OK)
         code = kv_page_start(&run->pages, n_pages, e);
     if (code == ERR_OK)
@@ -82,12 +149,16 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
     run->count.kv_page_bytes = page;
     run->count.weights_bytes = model->weights_bytes;
     run->count.work_bytes = work;
+    run->count.ram_budget_bytes = run->budget.total;
+    run->count.ram_slots_bytes = run->budget.arena;
+    run->count.experts_total = model->shape.n_layer * model->shape.n_expert;
     return code;
 }
 
 void engine_run_done(struct engine_run *run)
 {
     engine_forward_free(run->forward);
+    engine_experts_free(run->experts);
     if (run->pool != NULL)
         run->ops->buffer_free(run->pool);
     kv_prefix_done(&run->prefix);
@@ -95,6 +166,7 @@ void engine_run_done(struct engine_run *run)
     sample_done(&run->sample);
     alloc_free(run->slot_arrays);
     run->forward = NULL;
+    run->experts = NULL;
     run->pool = NULL;
     run->slot_arrays = NULL;
     run->n_slots = 0;

@@ -3,6 +3,7 @@
 #ifndef ISLET_ENGINE_RUN_H
 #define ISLET_ENGINE_RUN_H
 
+#include "engine_budget.h"
 #include "engine_forward.h"
 #include "engine_mail.h"
 #include "kv_sequence.h"
@@ -31,7 +32,8 @@ struct engine_run {
     struct engine_mail *mail;
     const struct k_ops *ops;
     struct k_stream *stream;
-    const struct model *model;
+    struct model *model;
+    struct engine_experts *experts;
     struct engine_forward *forward;
     struct k_buffer *pool;
     struct kv_page pages;
@@ -42,13 +44,14 @@ struct engine_run {
     uint32_t *slot_arrays;     /* tokens and pages of all slots */
     struct list waiting;       /* struct engine_job.waiting */
     uint64_t row_ns;           /* measured; 0: unknown */
+    struct engine_budget budget;
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };
 
-/* Sizes pool and context from the configuration, checks memory, makes all buffers. The model's
- * weights are loaded later. `run` has config, mail and waiting set. */
+/* Divides memory.ram_budget, sizes pool and context, makes all buffers. The model's weights are
+ * loaded later. `run` has config, mail and waiting set. */
 enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
-                               struct k_stream *stream, const struct model *model, struct err *e)
+                               struct k_stream *stream, struct model *model, struct err *e)
     __attribute__((warn_unused_result));
 void engine_run_done(struct engine_run *run);
 

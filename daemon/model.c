@@ -1,6 +1,5 @@
 #include "model.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -8,17 +7,9 @@
 #include "size.h"
 
 enum {
-    PIECE_BYTES = 8 << 20,
+    PIECE_BYTES = 4 << 20, /* of a read while loading */
+    MAX_PIECES = 8,        /* in flight */
     ALIGN = 64
-};
-
-/* State of one load: where the next tensor goes, and what was read so far. */
-struct load {
-    struct model *model;
-    const struct model_loading *loading;
-    uint64_t place; /* next free byte of the arena */
-    uint64_t read;
-    unsigned percent; /* told last */
 };
 
 static uint64_t aligned(uint64_t n)
@@ -26,55 +17,79 @@ static uint64_t aligned(uint64_t n)
     return (n + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
 }
 
-uint64_t model_memory_bytes(const char *key)
+static uint64_t in_pages(uint64_t n)
 {
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f == NULL)
-        return 0;
-    char line[128];
-    const size_t n = strlen(key);
-    unsigned long long kib = 0;
-    while (fgets(line, sizeof(line), f) != NULL)
-        if (strncmp(line, key, n) == 0 && line[n] == ':' && sscanf(line + n + 1, "%llu", &kib) == 1)
-            break;
-    fclose(f);
-    return (uint64_t)kib << 10;
+    return (n + TIER_SSD_ALIGN - 1) & ~(uint64_t)(TIER_SSD_ALIGN - 1);
 }
 
-static double gib(uint64_t n)
+static bool is_expert(const struct model *m, const struct gguf_tensor *t)
 {
-    return (double)n / (double)(1ull << 30);
+    for (uint32_t i = 0; i < m->shape.n_layer; i++) {
+        const struct shape_layer *l = &m->tensors.layers[i];
+        if (t == l->gate || t == l->up || t == l->down)
+            return true;
+    }
+    return false;
 }
 
-enum err_code model_check_memory(const struct model *m, uint64_t kv_bytes, uint64_t work_bytes,
-                                 struct err *e)
-{
-    const uint64_t available = model_memory_bytes("MemAvailable");
-    uint64_t need;
-    if (!size_add(m->weights_bytes, kv_bytes, &need) || !size_add(need, work_bytes, &need))
-        need = UINT64_MAX;
-    if (available == 0 || need <= available)
-        return ERR_OK;
-    return err_set(e, ERR_NOMEM,
-                   "memory: weights %.2f GiB + KV pages %.2f GiB + work %.2f GiB are more than the "
-                   "%.2f GiB available; a smaller memory.kv_budget, batch.prefill_chunk or model "
-                   "is needed",
-                   gib(m->weights_bytes), gib(kv_bytes), gib(work_bytes), gib(available));
-}
-
-/* Bytes of the arena: every tensor aligned, then the slot tables of the layers. */
-static enum err_code arena_bytes(const struct model *m, uint64_t *ret, struct err *e)
+/* Bytes of the dense weights: every tensor aligned, then the slot tables of the layers. */
+static enum err_code dense_bytes(struct model *m, struct err *e)
 {
     uint64_t sum = 0;
     bool fits = true;
     for (size_t i = 0; i < m->file->n_tensors; i++)
-        fits = fits && m->file->tensors[i]->bytes <= UINT64_MAX - ALIGN &&
-               size_add(sum, aligned(m->file->tensors[i]->bytes), &sum);
+        if (!is_expert(m, m->file->tensors[i]))
+            fits = fits && m->file->tensors[i]->bytes <= UINT64_MAX - ALIGN &&
+                   size_add(sum, aligned(m->file->tensors[i]->bytes), &sum);
     fits = fits && size_add(sum, m->shape.n_layer * aligned(m->shape.n_expert * 24ull), &sum);
     if (!fits || sum > SIZE_MAX / 2)
         return err_set(e, ERR_LIMIT, "%s: weights are larger than the address space",
                        gguf_file_label(m->file->path));
-    *ret = sum;
+    m->weights_bytes = sum;
+    return ERR_OK;
+}
+
+/* Lays the slices out one after the other; returns the end. */
+static uint64_t lay_out(const struct model *m, uint32_t layer, uint32_t expert, uint64_t place,
+                        struct tier_ssd_part ret[TIER_SSD_PARTS])
+{
+    const struct shape_layer *l = &m->tensors.layers[layer];
+    const struct gguf_tensor *const tensors[TIER_SSD_PARTS] = {l->gate, l->up, l->down};
+    for (int i = 0; i < TIER_SSD_PARTS; i++) {
+        const uint64_t offset = shape_slice_offset(tensors[i], &m->shape, expert);
+        const uint64_t bytes = shape_slice_bytes(tensors[i], &m->shape);
+        const uint64_t below = offset % TIER_SSD_ALIGN;
+        ret[i] = (struct tier_ssd_part){
+            .file = tensors[i]->file, .offset = offset, .bytes = bytes, .place = place + below};
+        place += in_pages(below + bytes);
+    }
+    return place;
+}
+
+void model_expert_parts(const struct model *m, uint32_t layer, uint32_t expert, uint64_t place,
+                        struct tier_ssd_part ret[TIER_SSD_PARTS])
+{
+    (void)lay_out(m, layer, expert, place, ret);
+}
+
+/* Extents: one size a layer, that of its most awkwardly placed expert. File sizes were checked, so
+ * that no sum of a layer overflows. */
+static enum err_code expert_bytes(struct model *m, struct err *e)
+{
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    m->expert_bytes = alloc_zero(ALLOC_MODEL, m->shape.n_layer, sizeof(*m->expert_bytes));
+    if (m->expert_bytes == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for %u layers", m->shape.n_layer);
+    for (uint32_t l = 0; l < m->shape.n_layer; l++) {
+        for (uint32_t x = 0; x < m->shape.n_expert; x++) {
+            const uint64_t n = lay_out(m, l, x, 0, parts);
+            if (n > m->expert_bytes[l])
+                m->expert_bytes[l] = n;
+        }
+        if (!size_add(m->experts_bytes, m->expert_bytes[l] * m->shape.n_expert, &m->experts_bytes))
+            return err_set(e, ERR_LIMIT, "%s: experts are larger than the address space",
+                           gguf_file_label(m->file->path));
+    }
     return ERR_OK;
 }
 
@@ -92,7 +107,9 @@ enum err_code model_open(const struct model_loading *loading, struct model **ret
     if (code == ERR_OK)
         code = gguf_file_digest(m->file, m->file_digest, e);
     if (code == ERR_OK)
-        code = arena_bytes(m, &m->weights_bytes, e);
+        code = dense_bytes(m, e);
+    if (code == ERR_OK)
+        code = expert_bytes(m, e);
     if (code == ERR_OK) {
         gguf_file_shape_digest(m->file, &m->shape, m->shape_digest);
         m->layers = alloc_zero(ALLOC_MODEL, m->shape.n_layer, sizeof(*m->layers));
@@ -114,48 +131,124 @@ void model_close(struct model *m)
         m->ops->buffer_free(m->weights);
     shape_tensors_done(&m->tensors);
     gguf_file_close(m->file);
+    alloc_free(m->expert_bytes);
     alloc_free(m->layers);
     alloc_free(m);
 }
 
+/* ---- loading --------------------------------------------------------------------------------- */
+
+/* A read on its way to `to` in the weights. */
+struct piece {
+    const struct gguf_tensor *tensor;
+    uint64_t done, bytes; /* of the tensor before this piece; of the piece */
+    uint64_t staged;      /* where its first byte lands in the arena */
+    bool busy;
+};
+
+/* State of one load: where the next tensor goes, and what was read so far. */
+struct load {
+    struct model *model;
+    const struct model_loading *loading;
+    uint64_t place; /* next free byte of the weights */
+    uint64_t read;
+    unsigned percent; /* told last */
+    uint64_t piece_bytes;
+    uint32_t n_pieces, n_busy;
+    struct piece pieces[MAX_PIECES];
+};
+
 static void tell(struct load *l, uint64_t n)
 {
     l->read += n;
-    const unsigned percent = (unsigned)((double)l->read / (double)l->model->weights_bytes * 100.0);
+    const unsigned percent = (unsigned)((double)l->read / (double)l->loading->total_bytes * 100.0);
     if (percent > l->percent && l->loading->progress != NULL) {
         l->percent = percent;
         l->loading->progress(l->loading->context, percent);
     }
 }
 
-/* Reads one tensor to the next place, whole blocks a piece, each piece checked while it is in the
- * cache. */
-static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t, uint64_t *ret_place,
+/* Takes one read that ended to its place among the weights. */
+static enum err_code land(struct load *l, uint64_t place, struct err *e)
+{
+    struct tier_ssd_result result;
+    if (tier_ssd_wait(l->loading->ssd, true, &result, 1) == 0)
+        return err_set(e, ERR_IO, "the model's reads ended early");
+    struct piece *p = &l->pieces[result.id];
+    p->busy = false;
+    l->n_busy--;
+    if (result.code != ERR_OK) {
+        *e = result.error;
+        return result.code;
+    }
+    const uint8_t *from = (const uint8_t *)l->model->ops->buffer_host(l->loading->arena);
+    l->model->ops->upload(l->loading->stream, (struct k_span){l->model->weights, place + p->done},
+                          from + p->staged, (size_t)p->bytes);
+    tell(l, p->bytes);
+    return ERR_OK;
+}
+
+/* Begins the read of a piece of `t` if there is room for one. */
+static bool start_piece(struct load *l, const struct gguf_tensor *t, uint64_t done)
+{
+    uint32_t i = 0;
+    while (i < l->n_pieces && l->pieces[i].busy)
+        i++;
+    if (i == l->n_pieces || tier_ssd_room(l->loading->ssd) == 0)
+        return false;
+    const uint64_t left = t->bytes - done, offset = t->offset + done;
+    const uint64_t below = offset % TIER_SSD_ALIGN;
+    struct piece *p = &l->pieces[i];
+    *p = (struct piece){.tensor = t,
+                        .done = done,
+                        .bytes = left < l->piece_bytes ? left : l->piece_bytes,
+                        .staged = i * (l->piece_bytes + 2ull * TIER_SSD_ALIGN) + below,
+                        .busy = true};
+    l->n_busy++;
+    tier_ssd_start(l->loading->ssd, i,
+                   &(struct tier_ssd_part){
+                       .file = t->file, .offset = offset, .bytes = p->bytes, .place = p->staged},
+                   1);
+    return true;
+}
+
+static enum err_code check_tensor(const struct load *l, const struct gguf_tensor *t, uint64_t place,
                                   struct err *e)
 {
     const enum k_format format = (enum k_format)t->type;
-    const uint32_t block = k_format_block_bytes(format);
-    const uint32_t elements = k_format_block_elements(format);
-    const uint64_t piece = PIECE_BYTES / block * block;
-    uint8_t *to = (uint8_t *)l->model->ops->buffer_host(l->model->weights) + l->place;
-    for (uint64_t done = 0; done < t->bytes;) {
-        if (l->loading->stopped != NULL && l->loading->stopped(l->loading->context))
-            return err_set(e, ERR_CANCELLED, "loading was stopped");
-        const uint64_t n = t->bytes - done < piece ? t->bytes - done : piece;
-        const enum err_code code =
-            gguf_file_read(l->model->file, t->file, t->offset + done, to + done, (size_t)n, e);
-        if (code != ERR_OK)
-            return code;
-        const int64_t bad = k_find_invalid(format, to + done, n / block * elements);
-        if (bad >= 0)
-            return err_set(e, ERR_FORMAT,
-                           "%s: tensor %.*s has a value that is not finite in block %llu; the file "
-                           "is damaged, download it again",
-                           gguf_file_label(l->model->file->path), (int)t->name.size, t->name.data,
-                           (unsigned long long)(done / block + (uint64_t)bad));
-        done += n;
-        tell(l, n);
+    const uint8_t *at = (const uint8_t *)l->model->ops->buffer_host(l->model->weights) + place;
+    const uint64_t blocks = t->bytes / k_format_block_bytes(format);
+    const int64_t bad = k_find_invalid(format, at, blocks * k_format_block_elements(format));
+    if (bad < 0)
+        return ERR_OK;
+    return err_set(e, ERR_FORMAT,
+                   "%s: tensor %.*s has a value that is not finite in block %lld; the file is "
+                   "damaged, download it again",
+                   gguf_file_label(l->model->file->path), (int)t->name.size, t->name.data,
+                   (long long)bad);
+}
+
+/* Reads one tensor to the next place, in pieces that arrive in any order, then checks it. */
+static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t, uint64_t *ret_place,
+                                  struct err *e)
+{
+    enum err_code code = ERR_OK;
+    for (uint64_t done = 0; (done < t->bytes && code == ERR_OK) || l->n_busy > 0;) {
+        if (l->loading->stopped != NULL && code == ERR_OK &&
+            l->loading->stopped(l->loading->context))
+            code = err_set(e, ERR_CANCELLED, "loading was stopped");
+        if (code == ERR_OK && done < t->bytes && start_piece(l, t, done)) {
+            done += l->piece_bytes;
+            continue;
+        }
+        struct err later = {.code = ERR_OK};
+        const enum err_code landed = land(l, l->place, code == ERR_OK ? e : &later);
+        code = code == ERR_OK ? landed : code;
     }
+    if (code == ERR_OK)
+        code = check_tensor(l, t, l->place, e);
+    if (code != ERR_OK)
+        return code;
     *ret_place = l->place;
     l->place += aligned(t->bytes);
     if (fault_hit(FAULT_WORKER_LOAD))
@@ -189,29 +282,12 @@ static enum err_code place_vector(struct load *l, const struct gguf_tensor *t, s
     return code;
 }
 
-static enum err_code place_experts(struct load *l, const struct shape_layer *from,
-                                   struct k_experts *ret, struct err *e)
+/* Room for the slot table; the slots are filled as experts arrive. */
+static void place_experts(struct load *l, const struct shape_layer *from, struct k_experts *ret)
 {
     const struct model_shape *shape = &l->model->shape;
-    const struct gguf_tensor *tensors[3] = {from->gate, from->up, from->down};
-    uint64_t places[3] = {0};
-    for (int i = 0; i < 3; i++) {
-        const enum err_code code = place_tensor(l, tensors[i], &places[i], e);
-        if (code != ERR_OK)
-            return code;
-    }
-    const struct k_span slots = {l->model->weights, l->place};
-    l->place += aligned(shape->n_expert * 24ull);
-    for (uint32_t x = 0; x < shape->n_expert; x++) {
-        uint64_t slot[3];
-        for (int i = 0; i < 3; i++)
-            slot[i] = places[i] + x * shape_slice_bytes(tensors[i], shape);
-        l->model->ops->upload(l->loading->stream,
-                              (struct k_span){slots.buffer, slots.offset + x * sizeof(slot)}, slot,
-                              sizeof(slot));
-    }
-    *ret = (struct k_experts){.arena = l->model->weights,
-                              .slots = slots,
+    *ret = (struct k_experts){.arena = l->loading->arena,
+                              .slots = {l->model->weights, l->place},
                               .gate = (enum k_format)from->gate->type,
                               .up = (enum k_format)from->up->type,
                               .down = (enum k_format)from->down->type,
@@ -219,7 +295,7 @@ static enum err_code place_experts(struct load *l, const struct shape_layer *fro
                               .n_ff = shape->n_ff_expert,
                               .n_expert = shape->n_expert,
                               .n_used = shape->n_expert_used};
-    return ERR_OK;
+    l->place += aligned(shape->n_expert * 24ull);
 }
 
 static enum err_code place_layer(struct load *l, const struct shape_layer *from,
@@ -245,12 +321,26 @@ static enum err_code place_layer(struct load *l, const struct shape_layer *from,
         code = place_matrix(l, matrices[i].from, matrices[i].to, e);
     for (size_t i = 0; i < sizeof(vectors) / sizeof(vectors[0]) && code == ERR_OK; i++)
         code = place_vector(l, vectors[i].from, vectors[i].to, e);
-    return code == ERR_OK ? place_experts(l, from, &ret->experts, e) : code;
+    if (code == ERR_OK)
+        place_experts(l, from, &ret->experts);
+    return code;
+}
+
+/* As many pieces in flight as the arena holds side by side; small arenas get small pieces. */
+static void size_pieces(struct load *l)
+{
+    const uint64_t spare = 2ull * TIER_SSD_ALIGN, arena = l->loading->arena_bytes;
+    l->piece_bytes = PIECE_BYTES;
+    while (l->piece_bytes > TIER_SSD_ALIGN && arena < MAX_PIECES * (l->piece_bytes + spare))
+        l->piece_bytes /= 2;
+    const uint64_t fit = arena / (l->piece_bytes + spare);
+    l->n_pieces = fit < MAX_PIECES ? (uint32_t)fit : MAX_PIECES;
 }
 
 enum err_code model_load(struct model *m, const struct model_loading *loading, struct err *e)
 {
     struct load l = {.model = m, .loading = loading};
+    size_pieces(&l);
     enum err_code code = m->ops->buffer_new(loading->device, m->weights_bytes, &m->weights, e);
     if (code != ERR_OK)
         return code;

@@ -1,11 +1,13 @@
-/* A model in memory: shape, digests, and all weights in one arena of the compute device, in the
- * file's own layout. Immutable after model_open; the engine thread's. */
+/* A model: shape, digests, the dense weights (all but the experts') in one buffer of the compute
+ * device, in the file's own layout, and where each expert is in the file. The experts themselves
+ * are engine_experts'. Immutable after model_load but for the slot tables; the engine thread's. */
 #ifndef ISLET_MODEL_H
 #define ISLET_MODEL_H
 
 #include "gguf_file.h"
 #include "kernels.h"
 #include "shape.h"
+#include "tier_ssd.h"
 
 struct model_layer {
     struct k_span attn_norm, q_norm, k_norm,
@@ -19,8 +21,10 @@ struct model {
     struct gguf_file *file;
     struct model_shape shape;
     struct shape_tensors tensors;
-    struct k_buffer *weights;
+    struct k_buffer *weights; /* dense weights, then the slot tables of the layers */
     uint64_t weights_bytes;
+    uint64_t *expert_bytes; /* [shape.n_layer] of an expert's extent in the arena of slots */
+    uint64_t experts_bytes; /* extents of all experts */
     struct k_matrix token_embd, output;
     struct k_span output_norm;
     struct model_layer *layers; /* [shape.n_layer] */
@@ -31,6 +35,12 @@ struct model_loading {
     const char *path;
     struct k_device *device;
     struct k_stream *stream;
+    struct tier_ssd *ssd;   /* of model_load: reads the file; no request is open */
+    struct k_buffer *arena; /* of model_load: ssd's arena, nothing in it yet; the reads land there
+                              * first */
+    uint64_t arena_bytes;
+    uint64_t
+        total_bytes; /* that progress counts against: dense weights and experts read at start */
     void (*progress)(void *context, unsigned percent); /* called for each per cent at most once */
     bool (*stopped)(void *context); /* asked between pieces: true ends the load by CANCELLED */
     void *context;
@@ -40,16 +50,15 @@ struct model_loading {
  * *ret; free with model_close. Errors: IO, FORMAT, UNSUPPORTED, NOMEM. */
 enum err_code model_open(const struct model_loading *loading, struct model **ret, struct err *e)
     __attribute__((warn_unused_result));
-/* Reads all weights. ERR_FORMAT names a tensor with a value that is not finite; ERR_CANCELLED. */
+/* Reads the dense weights; the layers' experts will be computed in loading->arena. ERR_FORMAT names
+ * a tensor with a value that is not finite; ERR_CANCELLED; ERR_IO. */
 enum err_code model_load(struct model *m, const struct model_loading *loading, struct err *e)
     __attribute__((warn_unused_result));
 void model_close(struct model *m); /* NULL is fine */
 
-/* ERR_NOMEM with all figures when weights + kv + work do not fit into what the system says is
- * available (MemAvailable). */
-enum err_code model_check_memory(const struct model *m, uint64_t kv_bytes, uint64_t work_bytes,
-                                 struct err *e) __attribute__((warn_unused_result));
-/* Bytes named by `key` in /proc/meminfo ("MemTotal"); 0: unknown. */
-uint64_t model_memory_bytes(const char *key);
+/* The slices of an expert, gate, up and down, as they lie in an extent at `place`: each at its file
+ * offset modulo 4,096. */
+void model_expert_parts(const struct model *m, uint32_t layer, uint32_t expert, uint64_t place,
+                        struct tier_ssd_part ret[TIER_SSD_PARTS]);
 
 #endif

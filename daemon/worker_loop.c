@@ -537,8 +537,13 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
         .trouble = w->options->trouble,
         .cpu_level = settings_choice(s, SETTING_compute_cpu_level),
         .threads = (uint32_t)settings_count(s, SETTING_compute_threads),
+        .ram_budget = settings_is_auto(s, SETTING_memory_ram_budget)
+                          ? 0
+                          : settings_bytes(s, SETTING_memory_ram_budget),
         .kv_budget = is_auto ? 0 : settings_bytes(s, SETTING_memory_kv_budget),
         .kv_type = settings_choice(s, SETTING_memory_kv_type),
+        .ssd_io = settings_choice(s, SETTING_ssd_io),
+        .ssd_depth = (uint32_t)settings_count(s, SETTING_ssd_depth),
         .context = (uint32_t)settings_count(s, SETTING_model_context),
         .max_sequences = (uint32_t)settings_count(s, SETTING_batch_max_sequences),
         .prefill_chunk = (uint32_t)settings_count(s, SETTING_batch_prefill_chunk),

@@ -221,6 +221,8 @@ static void worker_write(struct buf *out, const struct gw_service *s)
         gw_json_out_text(out, status->backend);
         buf_text(out, ",\"degraded\":");
         gw_json_out_text(out, status->degraded);
+        buf_text(out, ",\"storage\":");
+        gw_json_out_text(out, status->storage);
 #define PROTO_STATUS(name, type, help) \
     buf_format(out, ",\"%s\":%llu", #name, (unsigned long long)v->name);
 #include "proto_status.def"

@@ -152,6 +152,8 @@ static void take_status(struct gw_upstream *u, const struct proto_status *m)
     s->status = *m;
     text_copy(s->backend, sizeof s->backend, m->backend);
     text_copy(s->degraded, sizeof s->degraded, m->degraded);
+    text_copy(s->storage, sizeof s->storage, m->storage);
+    s->status.storage = proto_text_of(s->storage);
     s->status.backend = proto_text_of(s->backend);
     s->status.degraded = proto_text_of(s->degraded);
     if (s->status.n_sequences > GW_UPSTREAM_MAX_LISTED)

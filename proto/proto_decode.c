@@ -464,6 +464,7 @@ enum err_code proto_decode_status(const struct proto_frame *f, struct proto_scra
     proto_decode_at_most(&d, "state", m.state, PROTO_FAILED);
     m.backend = proto_decode_text(&d, "backend");
     m.degraded = proto_decode_text(&d, "degraded");
+    m.storage = proto_decode_text(&d, "storage");
     proto_decode_status_values(&d, &m);
     m.n_sequences = proto_decode_u16(&d, "n_sequences");
     size_t left = (size_t)(d.end - d.p);

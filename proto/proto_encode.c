@@ -284,6 +284,7 @@ void proto_encode_status(struct buf *out, uint64_t request_id, const struct prot
     buf_byte(out, m->state);
     proto_encode_text(out, m->backend);
     proto_encode_text(out, m->degraded);
+    proto_encode_text(out, m->storage);
     proto_encode_u16(out, N_VALUES);
     for (size_t i = 0; i < N_VALUES; i++)
         proto_encode_u64(out, values[i]);

@@ -226,6 +226,7 @@ struct proto_status {
     uint8_t state;              /* enum proto_state */
     struct proto_text backend;  /* "reference", "avx2", "avx512" */
     struct proto_text degraded; /* reason, or "" */
+    struct proto_text storage;  /* how experts are read: "io_uring, O_DIRECT, depth 16" */
 #define PROTO_STATUS(name, type, help) uint64_t name;
 #include "proto_status.def"
 #undef PROTO_STATUS

@@ -76,7 +76,8 @@ static void memory_print(const struct cli_term *t, const struct reading *r)
 {
     double page = worker(r, "kv_page_bytes");
     heading(t, "memory");
-    printf("%s resident: weights %s, work space %s\n", bytes(worker(r, "resident_bytes")).s,
+    printf("%s resident, budget %s: weights %s, work space %s\n",
+           bytes(worker(r, "resident_bytes")).s, bytes(worker(r, "ram_budget_bytes")).s,
            bytes(worker(r, "weights_bytes")).s, bytes(worker(r, "work_bytes")).s);
     heading(t, "kv");
     printf("%s of %s in use (%.0f of %.0f pages), %s kept for later prompts\n",
@@ -85,9 +86,18 @@ static void memory_print(const struct cli_term *t, const struct reading *r)
            bytes(worker(r, "kv_pages_cached") * page).s);
     double hits = worker(r, "expert_hits_ram_total"), misses = worker(r, "expert_misses_total");
     heading(t, "experts");
-    printf("RAM %.0f hits (%.1f %%), %.0f misses, %s read from the SSD\n", hits,
-           hits + misses > 0 ? 100 * hits / (hits + misses) : 100.0, misses,
-           bytes(worker(r, "ssd_bytes_total")).s);
+    printf("RAM %s of %s in use (%.0f of %.0f experts)%s, %.0f hits (%.1f %%), %.0f evictions\n",
+           bytes(worker(r, "ram_slots_used_bytes")).s, bytes(worker(r, "ram_slots_bytes")).s,
+           worker(r, "experts_resident"), worker(r, "experts_total"),
+           worker(r, "ram_locked") != 0 ? ", locked" : "", hits,
+           hits + misses > 0 ? 100 * hits / (hits + misses) : 100.0,
+           worker(r, "expert_evictions_total"));
+    heading(t, "ssd");
+    printf("%.0f misses, %s read in %.0f reads (%.0f failed), %s waited; %s\n", misses,
+           bytes(worker(r, "ssd_bytes_total")).s, worker(r, "ssd_reads_total"),
+           worker(r, "ssd_errors_total"),
+           units_ms((uint64_t)(worker(r, "ssd_wait_us_total") / 1000)).s,
+           cli_figures_text(r->status, "worker.storage"));
 }
 
 static void rates_print(const struct cli_term *t, const struct reading *a, const struct reading *b)

@@ -16,6 +16,7 @@ struct subject { /* a model ready to compute one sequence at once */
     struct k_device *device;
     struct k_stream *stream;
     struct model *model;
+    struct engine_experts *experts;
     struct k_buffer *pool;
     struct engine_forward *forward;
 };
@@ -47,13 +48,24 @@ static struct subject subject_open(const char *path)
     if (k_open(K_LEVEL_AUTO, 2, &s.device, &e) != ERR_OK ||
         k_ops(s.device)->stream_new(s.device, &s.stream, &e) != ERR_OK)
         die(&e);
-    const struct model_loading loading = {.path = path, .device = s.device, .stream = s.stream};
+    struct model_loading loading = {.path = path, .device = s.device, .stream = s.stream};
     if (model_open(&loading, &s.model, &e) != ERR_OK ||
-        model_load(s.model, &loading, &e) != ERR_OK ||
+        engine_experts_new(
+            s.device, s.stream, s.model,
+            &(struct engine_experts_options){.arena_bytes = s.model->experts_bytes + (1 << 20),
+                                             .depth = 8,
+                                             .max_rows = MAX_TOKENS},
+            &s.experts, &e) != ERR_OK)
+        die(&e);
+    loading.ssd = s.experts->ssd;
+    loading.arena = s.experts->ram.arena;
+    loading.arena_bytes = s.experts->ram.bytes;
+    loading.total_bytes = s.model->weights_bytes;
+    if (model_load(s.model, &loading, &e) != ERR_OK ||
         k_ops(s.device)->buffer_new(s.device,
                                     sizes.max_pages * engine_forward_page_bytes(s.model, K_KV_F16),
                                     &s.pool, &e) != ERR_OK ||
-        engine_forward_new(s.device, s.stream, s.model, &sizes, s.pool, &s.forward, &e) != ERR_OK)
+        engine_forward_new(s.device, s.stream, s.experts, &sizes, s.pool, &s.forward, &e) != ERR_OK)
         die(&e);
     return s;
 }
@@ -62,6 +74,7 @@ static void subject_close(struct subject *s)
 {
     const struct k_ops *ops = k_ops(s->device);
     engine_forward_free(s->forward);
+    engine_experts_free(s->experts);
     ops->buffer_free(s->pool);
     model_close(s->model);
     ops->stream_free(s->stream);

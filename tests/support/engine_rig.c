@@ -25,6 +25,7 @@ struct engine_config engine_rig_config(const char *path)
                                   .max_sequences = 32,
                                   .prefill_chunk = 512,
                                   .max_waiting = ENGINE_RIG_MAX,
+                                  .ssd_depth = 8,
                                   .ticks = ticks_real()};
 }
 

@@ -287,6 +287,7 @@ static void peer_take(struct fake_worker *w, struct fake_peer *p, const struct p
                                   .state = w->o.welcome.state,
                                   .backend = proto_text_of("fake"),
                                   .degraded = proto_text_of(""),
+                                  .storage = proto_text_of("none"),
                                   .generated_tokens_total = w->counts.tokens,
                                   .requests_total = w->counts.runs,
                                   .sequences_running = w->counts.open_runs};

@@ -251,6 +251,7 @@ static enum err_code dump_status(const struct proto_frame *f, struct proto_scrat
     buf_format(b, "state = %s\n", proto_state_name(m.state));
     line_text(b, "backend", m.backend);
     line_text(b, "degraded", m.degraded);
+    line_text(b, "storage", m.storage);
 #define PROTO_STATUS(name, type, help) line_u64(b, #name, m.name);
 #include "proto_status.def"
 #undef PROTO_STATUS

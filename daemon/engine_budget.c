@@ -1,0 +1,51 @@
+#include "engine_budget.h"
+
+#include "size.h"
+#include "units.h"
+
+enum {
+    PAGE = 4096,
+    LEAST_ARENA = 1 << 20 /* reads of the dense weights land here first */
+};
+
+uint64_t engine_budget_auto(uint64_t available)
+{
+    return available / 10 * 7;
+}
+
+enum err_code engine_budget_split(const struct engine_budget_needs *needs,
+                                  struct engine_budget *ret, struct err *e)
+{
+    uint64_t fixed, least;
+    const uint64_t wanted =
+        (needs->experts > LEAST_ARENA ? needs->experts + PAGE - 1 : LEAST_ARENA) & ~(PAGE - 1ull);
+    const uint64_t least_arena =
+        needs->largest_expert > LEAST_ARENA ? needs->largest_expert : LEAST_ARENA;
+    if (!size_add(needs->weights, needs->kv, &fixed) || !size_add(fixed, needs->work, &fixed) ||
+        !size_add(fixed, least_arena, &least))
+        return err_set(e, ERR_LIMIT, "the model is larger than the address space");
+    if (needs->budget < least)
+        return err_set(
+            e, ERR_NOMEM,
+            "memory.ram_budget %s%s is too small: dense weights %s + KV pages %s + work %s "
+            "+ one expert %s = %s is the least that works; raise it, or lower "
+            "memory.kv_budget or batch.prefill_chunk",
+            needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
+            units_bytes(needs->weights).s, units_bytes(needs->kv).s, units_bytes(needs->work).s,
+            units_bytes(least_arena).s, units_bytes(least).s);
+    const uint64_t rest = (needs->budget - fixed) & ~(PAGE - 1ull);
+    const uint64_t arena = rest < wanted ? rest : wanted;
+    if (needs->available != 0 && fixed + arena > needs->available)
+        return err_set(e, ERR_NOMEM,
+                       "memory: weights %s + KV pages %s + work %s + expert slots %s "
+                       "are more than the %s available; set memory.ram_budget (least here: %s), "
+                       "or lower memory.kv_budget or batch.prefill_chunk",
+                       units_bytes(needs->weights).s, units_bytes(needs->kv).s,
+                       units_bytes(needs->work).s, units_bytes(arena).s,
+                       units_bytes(needs->available).s, units_bytes(least).s);
+    *ret = (struct engine_budget){.arena = arena,
+                                  .total = fixed + arena,
+                                  .all_resident = arena >= needs->experts,
+                                  .below_cycle = arena < needs->cycle};
+    return ERR_OK;
+}

@@ -1,0 +1,431 @@
+#include "engine_experts.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "fault.h"
+
+enum {
+    BATCH_ROWS = 256, /* given out at once while reads are under way: some milliseconds' work */
+    RESULTS = 16,
+    IDLE_READS = 4
+};
+
+/* ---- start ---- */
+
+/* Bytes of the arrays, laid out in one block at `at`; NULL: only counts. */
+static size_t lay_out(struct engine_experts *x, char *at, uint32_t n_experts, uint32_t n_expert,
+                      uint32_t max_rows)
+{
+    const struct {
+        void **to;
+        size_t bytes;
+    } arrays[] = {{(void **)&x->row_bytes, max_rows * sizeof(*x->row_bytes)},
+                  {(void **)&x->row_misses, max_rows * sizeof(*x->row_misses)},
+                  {(void **)&x->group_of, n_expert * sizeof(*x->group_of)},
+                  {(void **)&x->missing, n_expert * sizeof(*x->missing)},
+                  {(void **)&x->ready, n_expert * sizeof(*x->ready)},
+                  {(void **)&x->selected, n_expert * sizeof(*x->selected)},
+                  {(void **)&x->row_failed, max_rows * sizeof(*x->row_failed)},
+                  {(void **)&x->sound, n_experts}};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
+        if (at != NULL)
+            *arrays[i].to = at + n;
+        n += (arrays[i].bytes + 7) & ~(size_t)7;
+    }
+    return n;
+}
+
+uint64_t engine_experts_bytes(const struct model *m, uint32_t max_rows)
+{
+    struct engine_experts x = {.model = NULL};
+    return lay_out(&x, NULL, m->shape.n_layer * m->shape.n_expert, m->shape.n_expert, max_rows);
+}
+
+static enum err_code open_reads(struct engine_experts *x,
+                                const struct engine_experts_options *options, struct err *e)
+{
+    const struct gguf_file *file = x->model->file;
+    const char **paths = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*paths));
+    char(*names)[64] = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*names));
+    enum err_code code = ERR_OK;
+    if (paths == NULL || names == NULL)
+        code = err_set(e, ERR_NOMEM, "no memory for %u file names", file->n_files);
+    for (uint32_t i = 0; i < file->n_files && code == ERR_OK; i++) {
+        /* the very file whose header was read, even if another took its name since */
+        snprintf(names[i], sizeof(names[i]), "/proc/self/fd/%d", file->fds[i]);
+        paths[i] = names[i];
+    }
+    if (code == ERR_OK)
+        code = tier_ssd_open(&(struct tier_ssd_options){.paths = paths,
+                                                        .n_files = file->n_files,
+                                                        .io = options->io,
+                                                        .depth = options->depth,
+                                                        .arena = x->ops->buffer_host(x->ram.arena),
+                                                        .arena_bytes = options->arena_bytes},
+                             &x->ssd, e);
+    alloc_free(names);
+    alloc_free(paths);
+    return code;
+}
+
+enum err_code engine_experts_new(struct k_device *device, struct k_stream *stream, struct model *m,
+                                 const struct engine_experts_options *options,
+                                 struct engine_experts **ret, struct err *e)
+{
+    const uint32_t n_expert = m->shape.n_expert, n = m->shape.n_layer * n_expert;
+    const size_t head = (sizeof(struct engine_experts) + 7) & ~(size_t)7;
+    char *block =
+        alloc_zero(ALLOC_WORK, 1, head + (size_t)engine_experts_bytes(m, options->max_rows));
+    if (block == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for the table of %u experts", n);
+    struct engine_experts *x = (struct engine_experts *)(void *)block;
+    lay_out(x, block + head, n, n_expert, options->max_rows);
+    x->model = m;
+    x->ops = k_ops(device);
+    x->stream = stream;
+    x->n_experts = n;
+    x->all_fit = options->arena_bytes >= m->experts_bytes;
+    enum err_code code =
+        expert_cache_new(&(struct expert_cache_options){.n_layer = m->shape.n_layer,
+                                                        .n_expert = n_expert,
+                                                        .n_used = m->shape.n_expert_used,
+                                                        .layer_bytes = m->expert_bytes,
+                                                        .arena_bytes = options->arena_bytes},
+                         &x->cache, e);
+    if (code == ERR_OK)
+        code = tier_ram_start(&x->ram, device, options->arena_bytes, e);
+    if (code == ERR_OK)
+        code = open_reads(x, options, e);
+    if (code == ERR_OK)
+        *ret = x;
+    else
+        engine_experts_free(x);
+    return code;
+}
+
+void engine_experts_free(struct engine_experts *x)
+{
+    if (x == NULL)
+        return;
+    tier_ssd_close(x->ssd); /* before the memory that its reads go to */
+    tier_ram_done(&x->ram);
+    expert_cache_free(x->cache);
+    alloc_free(x);
+}
+
+/* ---- reads ---- */
+
+static const struct gguf_tensor *slice_tensor(const struct engine_experts *x, uint32_t layer, int i)
+{
+    const struct shape_layer *l = &x->model->tensors.layers[layer];
+    return i == 0 ? l->gate : i == 1 ? l->up : l->down;
+}
+
+static uint32_t id_of(const struct engine_experts *x, uint32_t layer, uint32_t expert)
+{
+    return layer * x->model->shape.n_expert + expert;
+}
+
+/* Begins the read of an absent expert. False: no room in the queue or among the slots. */
+static bool start_read(struct engine_experts *x, uint32_t layer, uint32_t expert, bool pin)
+{
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    uint64_t place = 0;
+    if (tier_ssd_room(x->ssd) == 0 || !expert_cache_reserve(x->cache, layer, expert, pin, &place))
+        return false;
+    model_expert_parts(x->model, layer, expert, place, parts);
+    tier_ssd_start(x->ssd, id_of(x, layer, expert), parts, TIER_SSD_PARTS);
+    return true;
+}
+
+/* Values of an expert that came for the first time (A3). */
+static enum err_code check_values(const struct engine_experts *x, uint32_t layer, uint32_t expert,
+                                  const struct tier_ssd_part *parts, struct err *e)
+{
+    const uint8_t *arena = x->ops->buffer_host(x->ram.arena);
+    for (int i = 0; i < TIER_SSD_PARTS; i++) {
+        const struct gguf_tensor *t = slice_tensor(x, layer, i);
+        const enum k_format format = (enum k_format)t->type;
+        const uint64_t n =
+            parts[i].bytes / k_format_block_bytes(format) * k_format_block_elements(format);
+        const int64_t bad = k_find_invalid(format, arena + parts[i].place, n);
+        if (bad >= 0)
+            return err_set(e, ERR_FORMAT,
+                           "%s: tensor %.*s has a value that is not finite in block %lld of expert "
+                           "%u; the file is damaged, download it again",
+                           gguf_file_label(x->model->file->path), (int)t->name.size, t->name.data,
+                           (long long)bad, expert);
+    }
+    return ERR_OK;
+}
+
+static void fail_group(struct engine_experts *x, uint32_t group)
+{
+    const struct k_group *g = &x->groups[group];
+    for (uint32_t i = 0; i < g->count; i++)
+        x->row_failed[x->order[g->first + i] / x->model->shape.n_expert_used] = true;
+    x->any_failed = true;
+}
+
+/* The kernels find the expert through the layer's table of slots. */
+static void set_slots(struct engine_experts *x, uint32_t layer, uint32_t expert,
+                      const struct tier_ssd_part *parts)
+{
+    const struct k_span table = x->model->layers[layer].experts.slots;
+    const uint64_t slots[TIER_SSD_PARTS] = {parts[0].place, parts[1].place, parts[2].place};
+    x->ops->upload(x->stream, (struct k_span){table.buffer, table.offset + expert * sizeof(slots)},
+                   slots, sizeof(slots));
+}
+
+/* A read ended: the expert is there, or its group fails. */
+static void land(struct engine_experts *x, const struct tier_ssd_result *result,
+                 const struct err *changed)
+{
+    const uint32_t n_expert = x->model->shape.n_expert;
+    const uint32_t layer = (uint32_t)(result->id / n_expert), expert = result->id % n_expert;
+    const bool waited = layer == x->layer && x->group_of[expert] != 0;
+    const uint32_t group = waited ? x->group_of[expert] - 1 : 0;
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    struct err e = changed->code != ERR_OK ? *changed : result->error;
+    enum err_code code = changed->code != ERR_OK ? changed->code : result->code;
+    model_expert_parts(x->model, layer, expert, expert_cache_place(x->cache, layer, expert), parts);
+    if (code == ERR_OK && !x->sound[result->id])
+        code = check_values(x, layer, expert, parts, &e);
+    if (code == ERR_OK) {
+        x->sound[result->id] = 1;
+        set_slots(x, layer, expert, parts);
+        expert_cache_arrived(x->cache, layer, expert);
+    } else {
+        x->error = e;
+        expert_cache_failed(x->cache, layer, expert);
+    }
+    if (!waited)
+        return;
+    x->group_of[expert] = 0;
+    x->n_waiting--;
+    if (code == ERR_OK)
+        x->ready[x->n_there++] = group;
+    else
+        fail_group(x, group);
+}
+
+/* Takes what has arrived. Returns how many reads ended. */
+static uint32_t harvest(struct engine_experts *x, bool block)
+{
+    struct tier_ssd_result results[RESULTS];
+    uint32_t n, all = 0;
+    do {
+        struct err changed = {.code = ERR_OK};
+        n = tier_ssd_wait(x->ssd, block && all == 0, results, RESULTS);
+        /* after the reads: what was written before them shows now */
+        if (n > 0)
+            changed.code = tier_ssd_check_files(x->ssd, &changed);
+        for (uint32_t i = 0; i < n; i++)
+            land(x, &results[i], &changed);
+        all += n;
+    } while (n == RESULTS);
+    return all;
+}
+
+/* Begins as many reads as there is room for: those that the layer misses, then those of the next
+ * layer. */
+static void start_reads(struct engine_experts *x)
+{
+    while (x->next_missing < x->n_missing) {
+        const uint32_t group = x->missing[x->next_missing], expert = x->groups[group].expert;
+        if (!start_read(x, x->layer, expert, true))
+            return;
+        x->group_of[expert] = group + 1;
+        x->n_waiting++;
+        x->next_missing++;
+    }
+    for (; x->ahead && x->next_ahead < x->model->shape.n_expert; x->next_ahead++)
+        if (expert_cache_state(x->cache, x->layer + 1, x->next_ahead) == EXPERT_CACHE_ABSENT &&
+            !start_read(x, x->layer + 1, x->next_ahead, false))
+            return;
+}
+
+/* ---- a layer ---- */
+
+void engine_experts_step(struct engine_experts *x, uint32_t n_rows)
+{
+    x->n_rows = n_rows;
+    memset(x->row_misses, 0, n_rows * sizeof(*x->row_misses));
+    memset(x->row_bytes, 0, n_rows * sizeof(*x->row_bytes));
+    memset(x->row_failed, 0, n_rows * sizeof(*x->row_failed));
+    x->any_failed = false;
+}
+
+static bool all_there(const struct engine_experts *x)
+{
+    return x->all_fit && expert_cache_count(x->cache).resident == x->n_experts;
+}
+
+/* The rows of a group wait; they share the bytes. */
+static void count_miss(struct engine_experts *x, const struct k_group *g)
+{
+    const uint64_t bytes = x->model->expert_bytes[x->layer] / g->count;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const uint32_t row = x->order[g->first + i] / x->model->shape.n_expert_used;
+        x->row_misses[row]++;
+        x->row_bytes[row] += bytes;
+    }
+}
+
+void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_groups,
+                          const struct k_group *groups, const uint32_t *order)
+{
+    x->layer = layer;
+    x->n_groups = n_groups;
+    x->groups = groups;
+    x->order = order;
+    x->n_missing = x->next_missing = x->n_waiting = x->n_given = x->n_there = x->n_selected = 0;
+    x->ahead = false;
+    x->pinned = !all_there(x);
+    if (!x->pinned) {
+        for (uint32_t g = 0; g < n_groups; g++)
+            x->ready[x->n_there++] = g;
+        return;
+    }
+    expert_cache_layer(x->cache, layer, x->n_rows);
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t expert = groups[g].expert;
+        switch (expert_cache_need(x->cache, layer, expert, groups[g].count)) {
+        case EXPERT_CACHE_READY:
+            x->ready[x->n_there++] = g;
+            continue;
+        case EXPERT_CACHE_LOADING:
+            x->group_of[expert] = g + 1;
+            x->n_waiting++;
+            break;
+        case EXPERT_CACHE_ABSENT:
+            x->missing[x->n_missing++] = g;
+            break;
+        }
+        count_miss(x, &groups[g]);
+    }
+    /* Nearly every expert was chosen here, so the next layer's will be too. */
+    x->ahead = layer + 1 < x->model->shape.n_layer &&
+               (uint64_t)n_groups * 10 >= (uint64_t)x->model->shape.n_expert * 9;
+    x->next_ahead = 0;
+    start_reads(x);
+}
+
+static void release_batch(struct engine_experts *x)
+{
+    if (x->pinned)
+        for (uint32_t i = 0; i < x->n_selected; i++)
+            expert_cache_unpin(x->cache, x->layer, x->groups[x->selected[i]].expert);
+    x->n_selected = 0;
+}
+
+static bool reads_open(const struct engine_experts *x)
+{
+    return expert_cache_count(x->cache).loading > 0;
+}
+
+/* Waits until a group can be computed. False: none is left. */
+static bool wait_ready(struct engine_experts *x)
+{
+    while (x->n_given == x->n_there) {
+        if (x->n_waiting == 0 && x->next_missing == x->n_missing)
+            return false;
+        if (harvest(x, true) == 0) {
+            /* nothing under way and no slot to be had: cannot be, the arena holds any expert */
+            (void)err_set(&x->error, ERR_LIMIT, "no slot for expert %u of layer %u",
+                          x->groups[x->missing[x->next_missing]].expert, x->layer);
+            fail_group(x, x->missing[x->next_missing++]);
+        }
+        start_reads(x);
+    }
+    return true;
+}
+
+uint32_t engine_experts_take(struct engine_experts *x)
+{
+    release_batch(x);
+    engine_experts_poll(x);
+    if (!wait_ready(x))
+        return 0;
+    const bool limited = reads_open(x);
+    uint64_t rows = 0;
+    while (x->n_given < x->n_there) {
+        const uint32_t group = x->ready[x->n_given];
+        rows += x->groups[group].count;
+        if (limited && x->n_selected > 0 && rows > BATCH_ROWS)
+            break;
+        x->selected[x->n_selected++] = group;
+        x->n_given++;
+    }
+    return x->n_selected;
+}
+
+void engine_experts_poll(struct engine_experts *x)
+{
+    if (reads_open(x) || x->next_missing < x->n_missing) {
+        harvest(x, false);
+        start_reads(x);
+    }
+}
+
+/* ---- outside of steps ---- */
+
+/* No group waits: what lands is for later. */
+static void leave_layer(struct engine_experts *x)
+{
+    x->n_missing = x->next_missing = x->n_waiting = x->n_selected = 0;
+    x->ahead = false;
+}
+
+/* Begins the next reads of a fill. False: all were begun. */
+static bool fill_some(struct engine_experts *x, uint32_t most)
+{
+    const uint32_t n_expert = x->model->shape.n_expert;
+    for (; x->warm < x->n_experts && most > 0; x->warm++) {
+        const uint32_t layer = x->warm / n_expert, expert = x->warm % n_expert;
+        if (expert_cache_state(x->cache, layer, expert) != EXPERT_CACHE_ABSENT)
+            continue;
+        if (!start_read(x, layer, expert, false))
+            break;
+        most--;
+    }
+    return x->warm < x->n_experts;
+}
+
+bool engine_experts_idle(struct engine_experts *x)
+{
+    leave_layer(x);
+    if (reads_open(x)) {
+        harvest(x, true);
+        return true;
+    }
+    if (tier_ram_reserve(&x->ram))
+        return true;
+    return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
+}
+
+enum err_code engine_experts_fill(struct engine_experts *x, const struct model_loading *loading,
+                                  struct err *e)
+{
+    uint64_t read = x->model->weights_bytes;
+    leave_layer(x);
+    x->error.code = ERR_OK;
+    for (bool more = true; more || reads_open(x);) {
+        if (loading->stopped != NULL && loading->stopped(loading->context))
+            return err_set(e, ERR_CANCELLED, "loading was stopped");
+        more = fill_some(x, UINT32_MAX);
+        read += harvest(x, true) * x->model->expert_bytes[0];
+        if (x->error.code != ERR_OK) {
+            *e = x->error;
+            return e->code;
+        }
+        if (loading->progress != NULL)
+            loading->progress(loading->context,
+                              (unsigned)(100.0 * (double)read / (double)loading->total_bytes));
+        if (fault_hit(FAULT_WORKER_LOAD))
+            return err_set(e, ERR_IO, "expert %u: a fault was asked for", x->warm);
+    }
+    return ERR_OK;
+}

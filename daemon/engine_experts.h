@@ -1,0 +1,87 @@
+/* The experts of a step: finds those that its rows chose in memory, has the others read, and gives
+ * them out for computing in the order in which they are there: hits first, then misses as they
+ * arrive. Joins expert_cache (decides), tier_ram (memory) and tier_ssd (reads). The engine
+ * thread's.
+ *
+ * One layer:
+ *   engine_experts_layer(x, layer, n_rows, n_groups, groups, order)
+ *   while ((n = engine_experts_take(x)) > 0) compute the groups x->selected[0..n)
+ * A group whose expert cannot be read is never given out: its rows are in x->row_failed, the reason
+ * in x->error. */
+#ifndef ISLET_ENGINE_EXPERTS_H
+#define ISLET_ENGINE_EXPERTS_H
+
+#include "expert_cache.h"
+#include "model.h"
+#include "tier_ram.h"
+#include "tier_ssd.h"
+
+struct engine_experts_options {
+    uint64_t arena_bytes;
+    enum tier_ssd_io io;
+    uint32_t depth;    /* of reads */
+    uint32_t max_rows; /* of a step */
+};
+
+struct engine_experts {
+    struct model *model;
+    const struct k_ops *ops;
+    struct k_stream *stream;
+    struct expert_cache *cache;
+    struct tier_ram ram;
+    struct tier_ssd *ssd;
+    bool all_fit;       /* the arena holds every expert */
+    uint32_t n_experts; /* n_layer * n_expert */
+    uint8_t *sound;     /* [n_experts] 1: its values were checked once (A3) */
+    uint32_t warm;      /* next expert that an idle engine reads */
+
+    /* of the layer that is computed */
+    uint32_t layer, n_rows, n_groups;
+    bool pinned; /* its groups hold pins; false: every expert is there for good */
+    const struct k_group *groups;
+    const uint32_t *order;
+    uint32_t *group_of; /* [n_expert] group + 1 of an expert that is waited for; 0: none */
+    uint32_t *missing, n_missing;      /* groups whose read has not begun, from next_missing on */
+    uint32_t next_missing, n_waiting;  /* n_waiting: groups whose read is under way */
+    uint32_t *ready, n_given, n_there; /* groups to compute: given out are [0, n_given) */
+    uint32_t *selected, n_selected;    /* the last batch given out */
+    bool ahead;                        /* the next layer is read ahead of its need */
+    uint32_t next_ahead;               /* expert of the next layer to look at */
+
+    /* of the step, per row */
+    uint32_t *row_misses;
+    uint64_t *row_bytes;
+    bool *row_failed;
+    bool any_failed;
+    struct err error; /* of the last read that failed */
+};
+
+/* Bytes of the host that engine_experts_start takes beside the arena. */
+uint64_t engine_experts_bytes(const struct model *m, uint32_t max_rows);
+/* Reserves the arena and opens the reads. The model's weights are loaded after this, through
+ * x->ssd. Gives *ret; free with engine_experts_free. */
+enum err_code engine_experts_new(struct k_device *device, struct k_stream *stream, struct model *m,
+                                 const struct engine_experts_options *options,
+                                 struct engine_experts **ret, struct err *e)
+    __attribute__((warn_unused_result));
+void engine_experts_free(struct engine_experts *x); /* NULL is fine */
+
+/* A step of n_rows rows begins: forgets what was counted per row. */
+void engine_experts_step(struct engine_experts *x, uint32_t n_rows);
+/* The layer's groups and order, of the host, lent until its last take. */
+void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_groups,
+                          const struct k_group *groups, const uint32_t *order);
+/* Gives out the next batch in x->selected, after the one before was computed; waits for reads if
+ * there is nothing else to do. 0: the layer is done. */
+uint32_t engine_experts_take(struct engine_experts *x);
+/* Keeps reads going while something else is computed; never waits. */
+void engine_experts_poll(struct engine_experts *x);
+/* While the engine has nothing to do: reserves memory, and reads more experts if all of them have
+ * room. False: there is nothing left. Waits some milliseconds at most. */
+bool engine_experts_idle(struct engine_experts *x);
+/* Reads every expert now, while a model loads; all of them have room. ERR_FORMAT, ERR_IO,
+ * ERR_CANCELLED (stopped, as in struct model_loading). */
+enum err_code engine_experts_fill(struct engine_experts *x, const struct model_loading *loading,
+                                  struct err *e) __attribute__((warn_unused_result));
+
+#endif
