@@ -24,6 +24,10 @@ if [ "${1:-}" = soak ]; then
     exec "$node" tests/e2e/soak.mjs "${2:-600}"
 fi
 
+# Limits of time, in seconds; sanitised and debug builds have more of it.
+limit=300
+case $B in *san-* | *debug*) limit=1500 ;; esac
+
 counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 export COUNTS="$counts"
@@ -38,7 +42,7 @@ if [ $# = 0 ]; then
     done
     if [ -n "$programs" ]; then
         # shellcheck disable=SC2086
-        tests/check/run_tests.sh 300 $programs | tee "$counts"
+        tests/check/run_tests.sh $limit $programs | tee "$counts"
         last=$(tail -1 "$counts")
         passed=$(echo "$last" | sed 's/ passed.*//')
         failed=$(echo "$last" | sed 's/.*passed, \([0-9]*\) failed.*/\1/')
@@ -47,7 +51,7 @@ if [ $# = 0 ]; then
 fi
 
 echo "0 1" >"$counts"
-"$node" --test --test-concurrency=2 --test-timeout=400000 --test-reporter=./tests/e2e/reporter.mjs \
+"$node" --test --test-concurrency=2 --test-timeout=$((limit * 1000 + 100000)) --test-reporter=./tests/e2e/reporter.mjs \
     --test-reporter-destination=stdout "$@"
 code=$?
 read -r p f <"$counts"

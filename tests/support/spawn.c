@@ -138,7 +138,9 @@ static bool log_clean(const struct spawn *s, const char *program, bool show)
     snprintf(path, sizeof path, "%s/%s.log", s->folder, program);
     FILE *f = fopen(path, "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        bool error = strncmp(line, "error ", 6) == 0 || strstr(line, "ERROR: ") != NULL;
+        bool error = strncmp(line, "error ", 6) == 0 || strstr(line, "ERROR: ") != NULL ||
+                     strstr(line, "WARNING: ThreadSanitizer") != NULL ||
+                     strstr(line, ": runtime error: ") != NULL;
         clean &= !error;
         if (error || show)
             fprintf(stderr, "%s | %s", program, line);

@@ -37,8 +37,8 @@ export async function freePort() {
   return portOf('127.0.0.1');
 }
 
-// What makes a log line a fault of the test: its level is error.
-const isError = (line) => /^error /.test(line);
+// What makes a log line a fault of the test: its level is error, or a sanitiser reports.
+const isError = (line) => /^error |==ERROR: |WARNING: ThreadSanitizer|: runtime error: /.test(line);
 
 class Process {
   constructor(server, name, program, args) {
@@ -174,7 +174,8 @@ export class Server {
       if (!p.alive) return;
       p.kill('SIGCONT');
       p.kill('SIGTERM');
-      const ended = await Promise.race([p.exited, sleep(20000 * slow)]);
+      // The timer must not keep this process when the end comes sooner.
+      const ended = await Promise.race([p.exited, sleep(20000 * slow, false, { ref: false })]);
       if (!ended) {
         await p.kill('SIGKILL');
         throw new Error(`${p.name} did not end within 20 s of SIGTERM\n${this.logText()}`);
