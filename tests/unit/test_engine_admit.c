@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "alloc.h"
+#include "engine_admit.h"
 #include "engine_rig.h"
 #include "rng.h"
 
@@ -218,6 +219,69 @@ static void test_engine_admit_equal_prompts_are_computed_once(void **state)
     engine_rig_stop(&w->rig);
 }
 
+/* ---- rows of one step, without an engine ---- */
+
+enum {
+    FEW_PAGES = 3,
+    FEW_TOKENS = 2 * KV_PREFIX_PAGE
+};
+
+struct step {
+    struct engine_run run;
+    struct engine_config config;
+    struct engine_job jobs[3];
+    uint32_t tokens[3][FEW_TOKENS], pages[3][FEW_PAGES];
+};
+
+/* Slot i: let in as the i-th, with so many tokens of which so many are computed. */
+static void fill_slot(struct step *s, uint32_t i, uint32_t n_given, uint32_t n_tokens,
+                      uint32_t computed)
+{
+    struct engine_slot *slot = &s->run.slots[i];
+    s->jobs[i].order = i;
+    s->jobs[i].request.run = (struct proto_run){.n_prompt = n_given, .n_tokens = n_given};
+    *slot = (struct engine_slot){.job = &s->jobs[i],
+                                 .tokens = s->tokens[i],
+                                 .n_tokens = n_tokens,
+                                 .n_given = n_given,
+                                 .paged = true};
+    slot->kv.pages = s->pages[i];
+    assert_true(kv_sequence_grow(&slot->kv, &s->run.prefix, computed));
+    slot->kv.computed = computed;
+}
+
+/* The first takes the last page, the second has room. The third was let in when there was a page
+ * for it, and holds none yet: it waits, and does not take those of the second, whose row is chosen
+ * already. */
+static void test_engine_admit_one_without_pages_takes_none_of_an_older_one(void **state)
+{
+    struct step *s = alloc_zero(ALLOC_MISC, 1, sizeof(*s));
+    struct err e = {.code = ERR_OK};
+    (void)state;
+    assert_non_null(s);
+    s->run.config = &s->config;
+    s->run.n_slots = 3;
+    s->config.prefill_chunk = 512;
+    assert_int_equal(kv_page_start(&s->run.pages, FEW_PAGES, &e), ERR_OK);
+    assert_int_equal(kv_prefix_start(&s->run.prefix, &s->run.pages, &e), ERR_OK);
+    fill_slot(s, 0, 9, KV_PREFIX_PAGE + 1, KV_PREFIX_PAGE);
+    fill_slot(s, 1, 9, 21, 20);
+    fill_slot(s, 2, 30, 30, 0);
+    const uint32_t rows = engine_admit_rows(&s->run, 0);
+    const struct engine_slot *slots = s->run.slots;
+    assert_int_equal(slots[0].rows, 1);
+    assert_int_equal(slots[1].rows, 1);
+    assert_true(slots[1].paged);
+    assert_int_equal(slots[1].kv.n_pages, 1);
+    assert_int_equal(slots[2].rows, 0);
+    assert_false(slots[2].paged);
+    assert_int_equal(rows, 2);
+    assert_int_equal(s->run.count.preemptions_total, 1);
+    kv_prefix_done(&s->run.prefix);
+    kv_page_done(&s->run.pages);
+    alloc_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -225,6 +289,7 @@ int main(void)
         cmocka_unit_test(test_engine_admit_the_oldest_is_never_preempted),
         cmocka_unit_test(test_engine_admit_cancelled_at_random_leaves_nothing),
         cmocka_unit_test(test_engine_admit_equal_prompts_are_computed_once),
+        cmocka_unit_test(test_engine_admit_one_without_pages_takes_none_of_an_older_one),
     };
     return cmocka_run_group_tests(tests, prepare, finish);
 }
