@@ -65,6 +65,8 @@ static enum err_code open_reads(struct engine_experts *x,
                                                         .arena = x->ops->buffer_host(x->ram.arena),
                                                         .arena_bytes = options->arena_bytes},
                              &x->ssd, e);
+    if (code == ERR_OK)
+        tier_ssd_reserved(x->ssd, x->ram.reserved);
     alloc_free(names);
     alloc_free(paths);
     return code;
@@ -401,8 +403,10 @@ bool engine_experts_idle(struct engine_experts *x)
         harvest(x, true);
         return true;
     }
-    if (tier_ram_reserve(&x->ram))
+    if (tier_ram_reserve(&x->ram)) {
+        tier_ssd_reserved(x->ssd, x->ram.reserved);
         return true;
+    }
     return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
 }
 

@@ -23,7 +23,7 @@ enum err_code tier_ram_start(struct tier_ram *t, struct k_device *device, uint64
                              struct err *e) __attribute__((warn_unused_result));
 void tier_ram_done(struct tier_ram *t); /* a cleared one is fine */
 
-/* Reserves the next few MiB, some milliseconds' work. False: all is there already. */
+/* Reserves the next few MiB, some milliseconds' work. False: all was there already. */
 bool tier_ram_reserve(struct tier_ram *t);
 
 #endif

@@ -40,6 +40,9 @@ struct tier_read {
     void (*start)(struct tier_read *r, const struct tier_read_op *ops, uint32_t n);
     /* Takes up to n results; with `wait` blocks until there is one. May return 0 all the same. */
     uint32_t (*take)(struct tier_read *r, bool wait, struct tier_read_end *ret, uint32_t n);
+    /* NULL, or to be told that the first `bytes` of the arena have their pages: they may be pinned
+     * now without making the system clear memory first. */
+    void (*reserved)(struct tier_read *r, uint64_t bytes);
     /* No read may be open. */
     void (*close)(struct tier_read *r);
     char about[120]; /* "io_uring", with what it had to do without */

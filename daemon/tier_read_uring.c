@@ -8,14 +8,18 @@
 
 #include "alloc.h"
 
-/* The kernel takes at most 1 GiB as one registered buffer: buffer i is the arena's i-th GiB. */
-#define URING_PIECE (UINT64_C(1) << 30)
+/* Registered buffer i is the arena's i-th piece. Pinning a piece takes some milliseconds once its
+ * pages are there, seconds a few GiB before: so pieces are registered as they are reserved. */
+#define URING_PIECE (UINT64_C(256) << 20)
+#define URING_PROBE (UINT64_C(1) << 20)
 
 struct uring {
     struct tier_read read; /* first: the interface is the object */
     struct io_uring ring;
     uint8_t *arena;
-    bool buffers; /* the arena is registered */
+    uint64_t arena_bytes;
+    uint32_t n_pieces, n_pinned; /* registered: those before n_pinned */
+    bool pins;                   /* the kernel takes pieces */
 };
 
 static void uring_start(struct tier_read *r, const struct tier_read_op *ops, uint32_t n)
@@ -26,7 +30,7 @@ static void uring_start(struct tier_read *r, const struct tier_read_op *ops, uin
         struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring); /* depth reads at most: never NULL */
         const uint64_t at = (uint64_t)((uint8_t *)op->to - u->arena);
         const bool inside = at / URING_PIECE == (at + op->bytes - 1) / URING_PIECE;
-        if (u->buffers && inside)
+        if (inside && at / URING_PIECE < u->n_pinned)
             io_uring_prep_read_fixed(sqe, (int)op->file, op->to, op->bytes, op->offset,
                                      (int)(at / URING_PIECE));
         else
@@ -61,22 +65,38 @@ static void uring_close(struct tier_read *r)
     alloc_free(u);
 }
 
-/* The arena's pages stay pinned while they are registered, which counts against RLIMIT_MEMLOCK: a
- * refusal costs some processor time a read and is said, not more. Returns 0 or an errno. */
-static int uring_register_arena(struct uring *u, uint64_t bytes)
+static int uring_pin(struct uring *u, uint32_t piece, uint64_t bytes)
 {
-    const uint64_t n = (bytes + URING_PIECE - 1) / URING_PIECE;
-    struct iovec *pieces = alloc_zero(ALLOC_MISC, (size_t)n, sizeof(*pieces));
-    if (pieces == NULL)
-        return ENOMEM;
-    for (uint64_t i = 0; i < n; i++) {
-        const uint64_t left = bytes - i * URING_PIECE;
-        pieces[i].iov_base = u->arena + i * URING_PIECE;
-        pieces[i].iov_len = (size_t)(left < URING_PIECE ? left : URING_PIECE);
+    struct iovec at = {.iov_base = u->arena + piece * URING_PIECE, .iov_len = (size_t)bytes};
+    const __u64 tag = 0;
+    const int n = io_uring_register_buffers_update_tag(&u->ring, piece, &at, &tag, 1);
+    return n == 1 ? 0 : n < 0 ? -n : EINVAL;
+}
+
+static void uring_reserved(struct tier_read *r, uint64_t bytes)
+{
+    struct uring *u = (struct uring *)r;
+    while (u->pins && u->n_pinned < u->n_pieces) {
+        const uint64_t start = u->n_pinned * URING_PIECE, left = u->arena_bytes - start;
+        const uint64_t n = left < URING_PIECE ? left : URING_PIECE;
+        if (start + n > bytes)
+            return;
+        u->pins = uring_pin(u, u->n_pinned, n) == 0;
+        u->n_pinned += u->pins;
     }
-    const int failed = io_uring_register_buffers(&u->ring, pieces, (unsigned)n);
-    alloc_free(pieces);
-    return -failed;
+}
+
+/* Pinned pages count against RLIMIT_MEMLOCK: a refusal costs some processor time a read and is
+ * said, not more. Returns 0 or an errno. */
+static int uring_try_pins(struct uring *u)
+{
+    const uint64_t pieces = (u->arena_bytes + URING_PIECE - 1) / URING_PIECE;
+    u->n_pieces = (uint32_t)(pieces < 16384 ? pieces : 16384); /* the kernel's limit */
+    int failed = -io_uring_register_buffers_sparse(&u->ring, u->n_pieces);
+    if (failed == 0)
+        failed = uring_pin(u, 0, u->arena_bytes < URING_PROBE ? u->arena_bytes : URING_PROBE);
+    u->pins = failed == 0;
+    return failed;
 }
 
 enum err_code tier_read_uring_open(const struct tier_read_setup *setup, struct tier_read **ret,
@@ -85,8 +105,10 @@ enum err_code tier_read_uring_open(const struct tier_read_setup *setup, struct t
     struct uring *u = alloc_zero(ALLOC_WEIGHTS, 1, sizeof(*u));
     if (u == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the reader of the model file");
-    u->read = (struct tier_read){.start = uring_start, .take = uring_take, .close = uring_close};
+    u->read = (struct tier_read){
+        .start = uring_start, .take = uring_take, .reserved = uring_reserved, .close = uring_close};
     u->arena = setup->arena;
+    u->arena_bytes = setup->arena_bytes;
 
     int failed = -io_uring_queue_init(setup->depth, &u->ring, 0);
     if (failed != 0) {
@@ -98,9 +120,8 @@ enum err_code tier_read_uring_open(const struct tier_read_setup *setup, struct t
         uring_close(&u->read);
         return err_set_os(e, ERR_UNSUPPORTED, failed, "io_uring refused the files");
     }
-    failed = uring_register_arena(u, setup->arena_bytes);
-    u->buffers = failed == 0;
-    if (u->buffers)
+    failed = uring_try_pins(u);
+    if (u->pins)
         snprintf(u->read.about, sizeof(u->read.about), "io_uring");
     else
         snprintf(u->read.about, sizeof(u->read.about),

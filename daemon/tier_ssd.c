@@ -475,6 +475,12 @@ enum err_code tier_ssd_check_files(struct tier_ssd *t, struct err *e)
     return code;
 }
 
+void tier_ssd_reserved(struct tier_ssd *t, uint64_t bytes)
+{
+    if (t->reader->reserved != NULL)
+        t->reader->reserved(t->reader, bytes);
+}
+
 struct tier_ssd_counts tier_ssd_count(const struct tier_ssd *t)
 {
     return t->counts;

@@ -381,7 +381,7 @@ static void expect_status(uint16_t n_values, uint64_t *ret_uptime, uint64_t *ret
     struct proto_scratch scratch;
     struct proto_status m;
     struct err e = {0};
-    buf_append(&b, "\0\1\0\0\0\0\0\0\0\0\1\0\0\0\0", 15);
+    buf_append(&b, "\0\1\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0", 17);
     buf_byte(&b, (uint8_t)(n_values >> 8));
     buf_byte(&b, (uint8_t)n_values);
     for (unsigned i = 0; i < n_values; i++)
