@@ -10,14 +10,21 @@
 
 #define NONE UINT32_MAX
 
+/* Reads under way that keep a disk busy. Beyond them, and beyond this share of the slots, a pass
+ * takes no slot that is worth more than those it will set free itself. */
+enum {
+    MAX_DEPTH = 8,
+    DEPTH_SHARE = 16
+};
+
 struct expert {
     uint32_t extent; /* of the arena, unless ABSENT */
     uint16_t pins;
     uint8_t state; /* enum expert_cache_state */
-    float rate;    /* the policy's, when its layer was last scored */
+    float odds;    /* the policy's, when its layer was last scored */
 };
 
-/* The READY expert without pins of the lowest rate, once it has been looked for. */
+/* The READY expert without pins of the lowest odds, once it has been looked for. */
 struct layer {
     uint64_t bytes;   /* of an expert */
     uint32_t n_free;  /* READY experts without pins */
@@ -27,7 +34,8 @@ struct layer {
 
 struct expert_cache {
     uint32_t n_layer, n_expert;
-    bool mixed; /* experts of more than one size */
+    uint32_t depth; /* reads under way before a pass waits for its own slots */
+    bool mixed;     /* experts of more than one size */
     struct layer *layers;
     struct expert *experts; /* [n_layer][n_expert] */
     struct expert_arena arena;
@@ -92,6 +100,8 @@ enum err_code expert_cache_new(const struct expert_cache_options *options,
         c->layers[l] = (struct layer){.bytes = options->layer_bytes[l], .weakest = NONE};
         c->mixed |= options->layer_bytes[l] != largest;
     }
+    const uint64_t depth = options->arena_bytes / largest / DEPTH_SHARE;
+    c->depth = depth < 1 ? 1 : depth < MAX_DEPTH ? (uint32_t)depth : MAX_DEPTH;
     *ret = c;
     return ERR_OK;
 }
@@ -135,8 +145,8 @@ static void loosen(struct expert_cache *c, uint32_t layer, uint32_t expert)
     if (!l->scored)
         return;
     struct expert *x = at(c, layer, expert);
-    x->rate = expert_policy_rate(&c->policy, layer, expert);
-    if (l->weakest != NONE && x->rate < at(c, layer, l->weakest)->rate)
+    x->odds = expert_policy_odds(&c->policy, layer, expert);
+    if (l->weakest != NONE && x->odds < at(c, layer, l->weakest)->odds)
         l->weakest = expert;
 }
 
@@ -155,23 +165,30 @@ enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer
     return state;
 }
 
+static void score(struct expert_cache *c, uint32_t layer)
+{
+    struct layer *l = &c->layers[layer];
+    struct expert *x = at(c, layer, 0);
+    if (l->scored)
+        return;
+    for (uint32_t i = 0; i < c->n_expert; i++)
+        if (x[i].state != EXPERT_CACHE_ABSENT)
+            x[i].odds = expert_policy_odds(&c->policy, layer, i);
+    l->scored = true;
+    l->weakest = NONE;
+}
+
 /* Finds the layer's weakest expert; there is one that can be evicted. */
 static uint32_t weakest(struct expert_cache *c, uint32_t layer)
 {
     struct layer *l = &c->layers[layer];
-    struct expert *x = at(c, layer, 0);
-    if (!l->scored) {
-        for (uint32_t i = 0; i < c->n_expert; i++)
-            if (x[i].state != EXPERT_CACHE_ABSENT)
-                x[i].rate = expert_policy_rate(&c->policy, layer, i);
-        l->scored = true;
-        l->weakest = NONE;
-    }
+    const struct expert *x = at(c, layer, 0);
+    score(c, layer);
     if (l->weakest != NONE)
         return l->weakest;
     uint32_t best = NONE;
     for (uint32_t i = 0; i < c->n_expert; i++)
-        if (evictable(&x[i]) && (best == NONE || x[i].rate < x[best].rate))
+        if (evictable(&x[i]) && (best == NONE || x[i].odds < x[best].odds))
             best = i;
     l->weakest = best;
     return best;
@@ -179,7 +196,7 @@ static uint32_t weakest(struct expert_cache *c, uint32_t layer)
 
 static float worth(const struct expert_cache *c, uint32_t layer, uint32_t expert)
 {
-    return expert_policy_worth(&c->policy, layer, at(c, layer, expert)->rate);
+    return expert_policy_worth(&c->policy, layer, at(c, layer, expert)->odds);
 }
 
 /* Evicts; gives the free extent that its bytes are in now. */
@@ -298,6 +315,19 @@ static bool make_room(struct expert_cache *c, uint64_t bytes, float limit)
     return true;
 }
 
+/* What the least of the layer's pinned experts is worth once it is free. INFINITY: there is none. */
+static float worth_soon(struct expert_cache *c, uint32_t layer)
+{
+    float odds = INFINITY;
+    score(c, layer);
+    for (uint32_t i = 0; i < c->n_expert; i++) {
+        const struct expert *x = at(c, layer, i);
+        if (x->pins > 0 && x->odds < odds)
+            odds = x->odds;
+    }
+    return odds < INFINITY ? expert_policy_worth(&c->policy, layer, odds) : INFINITY;
+}
+
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin_it,
                           uint64_t *ret_place)
 {
@@ -305,18 +335,21 @@ bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t exper
     const uint64_t bytes = c->layers[layer].bytes;
     const uint32_t owner = layer * c->n_expert + expert;
     assert(x->state == EXPERT_CACHE_ABSENT);
-    const float rate = expert_policy_rate(&c->policy, layer, expert);
+    const float odds = expert_policy_odds(&c->policy, layer, expert);
     uint32_t extent = expert_arena_take(&c->arena, bytes, owner);
     if (extent == EXPERT_ARENA_NONE) {
-        const float limit =
-            pin_it ? INFINITY : expert_policy_worth(&c->policy, layer, rate) * (float)bytes;
-        if (!make_room(c, bytes, limit))
+        float limit = INFINITY;
+        if (!pin_it)
+            limit = expert_policy_worth(&c->policy, layer, odds);
+        else if (c->counts.loading >= c->depth)
+            limit = worth_soon(c, layer);
+        if (!make_room(c, bytes, limit * (float)bytes))
             return false;
         extent = expert_arena_take(&c->arena, bytes, owner);
         assert(extent != EXPERT_ARENA_NONE);
     }
     *x = (struct expert){
-        .extent = extent, .pins = pin_it, .state = EXPERT_CACHE_LOADING, .rate = rate};
+        .extent = extent, .pins = pin_it, .state = EXPERT_CACHE_LOADING, .odds = odds};
     c->counts.loading++;
     *ret_place = c->arena.extents[extent].place;
     return true;

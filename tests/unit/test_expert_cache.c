@@ -283,8 +283,8 @@ static void test_expert_cache_mixed_sizes_do_not_fragment_more_and_more(void **s
         if (s >= 5000)
             late += idle;
     }
-    assert_true(late <= early + early / 4);
-    assert_true(late / 1000 < r.arena_bytes / 8);
+    assert_true(early / 1000 < r.arena_bytes / 50);
+    assert_true(late / 1000 < r.arena_bytes / 50);
     done(&r);
 }
 
@@ -322,8 +322,10 @@ static void test_expert_cache_pinned_and_loading_experts_stay(void **state)
         assert_true(expert_cache_reserve(r.cache, 0, i, true, &place));
     }
     assert_false(expert_cache_reserve(r.cache, 0, 3, true, &place));
-    expert_cache_arrived(r.cache, 0, 0);
-    assert_false(expert_cache_reserve(r.cache, 0, 3, true, &place));
+    for (uint32_t i = 0; i < 3; i++) {
+        expert_cache_arrived(r.cache, 0, i);
+        assert_false(expert_cache_reserve(r.cache, 0, 3, true, &place));
+    }
     assert_int_equal(expert_cache_need(r.cache, 0, 0, 1), EXPERT_CACHE_READY);
     expert_cache_unpin(r.cache, 0, 0);
     assert_false(expert_cache_reserve(r.cache, 0, 3, true, &place));
