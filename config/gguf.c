@@ -549,19 +549,9 @@ void gguf_free(struct gguf *g)
 
 /* ---- what is there --------------------------------------------------------------------------- */
 
-uint32_t gguf_version(const struct gguf *g)
-{
-    return g->version;
-}
-
 uint64_t gguf_header_bytes(const struct gguf *g)
 {
     return g->header_bytes;
-}
-
-uint64_t gguf_data_offset(const struct gguf *g)
-{
-    return g->data_offset;
 }
 
 size_t gguf_n_tensors(const struct gguf *g)
@@ -742,35 +732,6 @@ bool gguf_array_f64_at(const struct gguf_array *a, uint64_t i, double *ret)
     if (a->kind == GGUF_KIND_STRING || i >= a->count)
         return false;
     return gguf_load_real(a->kind, a->data + i * gguf_kind_bytes(a->kind), ret);
-}
-
-bool gguf_array(const struct gguf *g, const char *key, enum gguf_kind *ret_kind,
-                uint64_t *ret_count)
-{
-    const struct gguf_array *a = gguf_array_get(g, key);
-    if (a == NULL)
-        return false;
-    *ret_kind = a->kind;
-    *ret_count = a->count;
-    return true;
-}
-
-bool gguf_array_text(const struct gguf *g, const char *key, uint64_t i, struct gguf_text *ret)
-{
-    const struct gguf_array *a = gguf_array_get(g, key);
-    return a != NULL && gguf_array_text_at(a, i, ret);
-}
-
-bool gguf_array_i64(const struct gguf *g, const char *key, uint64_t i, int64_t *ret)
-{
-    const struct gguf_array *a = gguf_array_get(g, key);
-    return a != NULL && gguf_array_i64_at(a, i, ret);
-}
-
-bool gguf_array_f64(const struct gguf *g, const char *key, uint64_t i, double *ret)
-{
-    const struct gguf_array *a = gguf_array_get(g, key);
-    return a != NULL && gguf_array_f64_at(a, i, ret);
 }
 
 size_t gguf_n_keys(const struct gguf *g)

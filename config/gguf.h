@@ -90,9 +90,7 @@ enum err_code gguf_parse(const uint8_t *header, size_t n_header, uint64_t file_s
     __attribute__((warn_unused_result));
 void gguf_free(struct gguf *g);
 
-uint32_t gguf_version(const struct gguf *g);
 uint64_t gguf_header_bytes(const struct gguf *g); /* keys and tensor infos, before padding */
-uint64_t gguf_data_offset(const struct gguf *g);
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g,
@@ -106,15 +104,8 @@ bool gguf_u64(const struct gguf *g, const char *key,
 bool gguf_f64(const struct gguf *g, const char *key, double *ret); /* f32, f64 or an integer */
 bool gguf_bool(const struct gguf *g, const char *key, bool *ret);
 bool gguf_text(const struct gguf *g, const char *key, struct gguf_text *ret);
-/* Arrays: element kind and count; elements by index. Text access is O(1) (an index is built at
- * parse). */
-bool gguf_array(const struct gguf *g, const char *key, enum gguf_kind *ret_kind,
-                uint64_t *ret_count);
-bool gguf_array_text(const struct gguf *g, const char *key, uint64_t i, struct gguf_text *ret);
-bool gguf_array_i64(const struct gguf *g, const char *key, uint64_t i, int64_t *ret);
-bool gguf_array_f64(const struct gguf *g, const char *key, uint64_t i, double *ret);
-/* Handle of an array for loops over many elements, so that the key is looked up once; NULL if there
- * is none. */
+/* An array, so that the key is looked up once; NULL: there is none. Elements by index; text access is
+ * O(1) (an index is built at parse). */
 struct gguf_array;
 const struct gguf_array *gguf_array_get(const struct gguf *g, const char *key);
 uint64_t gguf_array_count(const struct gguf_array *a);

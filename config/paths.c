@@ -59,7 +59,7 @@ static enum err_code paths_make(char *path, struct err *e)
     return ERR_OK;
 }
 
-enum err_code paths_runtime(char *ret, size_t n, struct err *e)
+static enum err_code paths_runtime(char *ret, size_t n, struct err *e)
 {
     const char *systemd = paths_environment("RUNTIME_DIRECTORY");
     const char *xdg = paths_environment("XDG_RUNTIME_DIR");

@@ -408,7 +408,8 @@ enum err_code shape_from_file(const struct gguf_file *f, struct model_shape *ret
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-bool shape_type_supported(uint32_t gguf_type)
+/* Weight types that kernels exist for. */
+static bool shape_type_supported(uint32_t gguf_type)
 {
     switch (gguf_type) {
     case GGUF_F32:

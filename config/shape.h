@@ -77,7 +77,4 @@ uint64_t shape_slice_bytes(const struct gguf_tensor *t, const struct model_shape
 uint64_t shape_slice_offset(const struct gguf_tensor *t, const struct model_shape *shape,
                             uint32_t expert);
 
-/* True for the weight types that kernels exist for: F32 F16 BF16 Q8_0 Q4_0 Q4_K Q5_K Q6_K. */
-bool shape_type_supported(uint32_t gguf_type);
-
 #endif

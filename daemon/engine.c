@@ -527,8 +527,3 @@ uint64_t engine_heartbeat(const struct engine *g)
 {
     return atomic_load(&g->heartbeat);
 }
-
-uint32_t engine_open_requests(const struct engine *g)
-{
-    return atomic_load(&g->n_open);
-}

@@ -127,7 +127,5 @@ void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret);
 /* Counts up with every layer of a step, every piece of a load, and once a second while idle: what
  * the watchdog looks at. */
 uint64_t engine_heartbeat(const struct engine *g);
-/* Requests submitted and not ended. */
-uint32_t engine_open_requests(const struct engine *g);
 
 #endif

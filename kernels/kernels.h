@@ -50,7 +50,6 @@ enum k_form {
     K_FORM_Q256 = 4
 };
 
-bool k_format_known(uint32_t format);
 enum k_form k_format_form(enum k_format format);
 uint32_t k_format_block_elements(enum k_format format); /* elements of a block */
 uint32_t k_format_block_bytes(enum k_format format);    /* bytes of a block */

@@ -1,4 +1,4 @@
-/* Counters and histograms of one thread that another may read: relaxed atomics, no locks. */
+/* Counters of one thread that another may read: relaxed atomics, no locks. */
 #ifndef ISLET_STATS_H
 #define ISLET_STATS_H
 
@@ -24,16 +24,5 @@ static inline uint64_t stats_get(const struct stats_counter *c)
     return atomic_load_explicit(&((struct stats_counter *)(uintptr_t)c)->value,
                                 memory_order_relaxed);
 }
-
-/* Histogram of durations with power-of-two buckets: bucket i counts values in [2^i, 2^(i+1))
- * microseconds. */
-enum {
-    STATS_BUCKETS = 32
-};
-struct stats_histogram {
-    struct stats_counter bucket[STATS_BUCKETS];
-    struct stats_counter sum_us, count;
-};
-void stats_record_us(struct stats_histogram *h, uint64_t us);
 
 #endif

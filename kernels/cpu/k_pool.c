@@ -213,8 +213,3 @@ void *k_pool_scratch(struct k_pool *p, uint32_t thread)
 {
     return p->scratch + p->scratch_bytes * thread;
 }
-
-uint32_t k_pool_threads(const struct k_pool *p)
-{
-    return p->threads;
-}

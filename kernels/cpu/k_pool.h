@@ -23,7 +23,6 @@ void k_pool_free(struct k_pool *p);
 /* Runs fn for pieces 0..n-1 and returns when all are done. n = 1 runs on the caller at once. */
 void k_pool_run(struct k_pool *p, k_pool_fn *fn, const void *context, uint32_t n);
 void *k_pool_scratch(struct k_pool *p, uint32_t thread);
-uint32_t k_pool_threads(const struct k_pool *p);
 /* A1: FTZ and DAZ off, rounding to nearest, in the calling thread. */
 int k_pool_float_mode_is_exact(void);
 

@@ -34,11 +34,6 @@ static const struct row *find(uint32_t format)
     return NULL;
 }
 
-bool k_format_known(uint32_t format)
-{
-    return find(format) != NULL;
-}
-
 enum k_form k_format_form(enum k_format format)
 {
     return find(format)->form;

@@ -278,10 +278,13 @@ int main(int argc, char **argv)
     set_preset(&o, "tiny");
     options_parse(argc, argv, &o);
     if (o.donor != NULL) {
-        enum gguf_kind kind;
+        const struct gguf_array *tokens = NULL;
         rc = gguf_file_open(o.donor, &donor, &e);
-        if (rc == ERR_OK &&
-            !gguf_array(gguf_file_keys(donor), "tokenizer.ggml.tokens", &kind, &o.vocab))
+        if (rc == ERR_OK)
+            tokens = gguf_array_get(gguf_file_keys(donor), "tokenizer.ggml.tokens");
+        if (tokens != NULL)
+            o.vocab = gguf_array_count(tokens);
+        else if (rc == ERR_OK)
             rc = err_set(&e, ERR_FORMAT, "%s has no tokenizer", o.donor);
     }
     if (rc == ERR_OK)

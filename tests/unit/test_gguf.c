@@ -77,9 +77,7 @@ static void test_gguf_keys_and_tensors_come_back(void **state)
         uint8_t *bytes = gguf_write_bytes(w, &n, &n_header);
         if (parse(bytes, n_header, n, &g, &need, &e) != ERR_OK)
             fail_msg("%s", e.text);
-        assert_int_equal(gguf_version(g), version);
         assert_int_equal(gguf_header_bytes(g), n_header);
-        assert_int_equal(gguf_data_offset(g), (n_header + 31) / 32 * 32);
         assert_int_equal(gguf_n_keys(g), 11);
         assert_memory_equal(gguf_key_at(g, 1).data, "u32", 3);
         assert_true(gguf_text(g, "general.architecture", &text));
@@ -88,7 +86,7 @@ static void test_gguf_keys_and_tensors_come_back(void **state)
         const struct gguf_tensor *t = gguf_tensor_find(g, "a.weight");
         assert_non_null(t);
         assert_int_equal(t->bytes, 64 / 32 * 34 * 10);
-        assert_int_equal(t->offset, gguf_data_offset(g) + 64);
+        assert_int_equal(t->offset, (n_header + 31) / 32 * 32 + 64);
         assert_int_equal(t->dims[2] * 10 + t->dims[3], 51);
         assert_ptr_equal(t, gguf_tensor_at(g, 1));
         assert_null(gguf_tensor_find(g, "a.weigh"));
@@ -124,15 +122,17 @@ static void test_gguf_values_convert_only_without_loss(void **state)
     assert_true(gguf_bool(g, "yes", &b) && b);
     assert_false(gguf_bool(g, "u32", &b));
     assert_false(gguf_text(g, "u32", &text));
-    assert_true(gguf_array_text(g, "texts", 2, &text) && text.size == 3);
+    const struct gguf_array *texts = gguf_array_get(g, "texts");
+    const struct gguf_array *numbers = gguf_array_get(g, "numbers");
+    assert_true(gguf_array_text_at(texts, 2, &text) && text.size == 3);
     assert_memory_equal(text.data, "xyz", 3);
-    assert_true(gguf_array_text(g, "texts", 1, &text) && text.size == 0);
-    assert_false(gguf_array_text(g, "texts", 3, &text));
-    assert_false(gguf_array_text(g, "numbers", 0, &text));
-    assert_true(gguf_array_i64(g, "numbers", 0, &i) && i == -1);
-    assert_false(gguf_array_i64(g, "numbers", 3, &i));
-    assert_false(gguf_array_i64(g, "texts", 0, &i));
-    assert_true(gguf_array_f64(g, "reals", 1, &d) && d == -2);
+    assert_true(gguf_array_text_at(texts, 1, &text) && text.size == 0);
+    assert_false(gguf_array_text_at(texts, 3, &text));
+    assert_false(gguf_array_text_at(numbers, 0, &text));
+    assert_true(gguf_array_i64_at(numbers, 0, &i) && i == -1);
+    assert_false(gguf_array_i64_at(numbers, 3, &i));
+    assert_false(gguf_array_i64_at(texts, 0, &i));
+    assert_true(gguf_array_f64_at(gguf_array_get(g, "reals"), 1, &d) && d == -2);
     assert_int_equal(gguf_array_count(gguf_array_get(g, "none")), 0);
     assert_null(gguf_array_get(g, "u32"));
     gguf_free(g);

@@ -38,11 +38,12 @@ static void test_paths_runtime_is_made_private_under_xdg(void **state)
     struct stat st;
     struct err e = {.code = ERR_OK};
     setenv("XDG_RUNTIME_DIR", root, 1);
-    snprintf(want, sizeof want, "%s/islet", root);
+    snprintf(want, sizeof want, "%s/islet/s", root);
     for (unsigned i = 0; i < 2; i++) /* made, then found */
-        assert_int_equal(paths_runtime(got, sizeof got, &e), ERR_OK);
+        assert_int_equal(paths_socket("auto", "s", got, sizeof got, &e), ERR_OK);
     assert_string_equal(got, want);
-    assert_int_equal(stat(got, &st), 0);
+    want[strlen(want) - 2] = '\0'; /* the directory */
+    assert_int_equal(stat(want, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0700);
 }
 
@@ -50,10 +51,10 @@ static void test_paths_runtime_takes_the_first_of_systemds(void **state)
 {
     (void)state;
     char got[200], list[200], want[100];
-    snprintf(want, sizeof want, "%s/one", root);
-    snprintf(list, sizeof list, "%s:%s/two", want, root);
+    snprintf(want, sizeof want, "%s/one/s", root);
+    snprintf(list, sizeof list, "%s/one:%s/two", root, root);
     setenv("RUNTIME_DIRECTORY", list, 1);
-    assert_int_equal(paths_runtime(got, sizeof got, NULL), ERR_OK);
+    assert_int_equal(paths_socket("auto", "s", got, sizeof got, NULL), ERR_OK);
     assert_string_equal(got, want);
     unsetenv("RUNTIME_DIRECTORY");
 }
@@ -79,12 +80,12 @@ static void test_paths_bad_directories_are_refused(void **state)
     struct err e = {.code = ERR_OK};
     mkdir(path, 0700);
     chmod(path, 0777);
-    assert_int_equal(paths_runtime(got, sizeof got, &e), ERR_IO);
+    assert_int_equal(paths_socket("auto", "s", got, sizeof got, &e), ERR_IO);
     assert_non_null(strstr(e.text, "written by everybody"));
     rmdir(path);
     e.code = ERR_OK;
     assert_int_equal(symlink("/tmp", path), 0);
-    assert_int_equal(paths_runtime(got, sizeof got, &e), ERR_IO);
+    assert_int_equal(paths_socket("auto", "s", got, sizeof got, &e), ERR_IO);
     assert_non_null(strstr(e.text, "is not a directory"));
     unlink(path);
     if (geteuid() != 0)
@@ -92,7 +93,7 @@ static void test_paths_bad_directories_are_refused(void **state)
     e.code = ERR_OK;
     mkdir(path, 0700);
     assert_int_equal(chown(path, 1234, 1234), 0);
-    assert_int_equal(paths_runtime(got, sizeof got, &e), ERR_IO);
+    assert_int_equal(paths_socket("auto", "s", got, sizeof got, &e), ERR_IO);
     assert_non_null(strstr(e.text, "belongs to user 1234"));
     rmdir(path);
 }

@@ -362,17 +362,6 @@ static void test_shape_reads_the_shipped_models(void **state)
     }
 }
 
-static void test_shape_types_with_kernels(void **state)
-{
-    (void)state;
-    unsigned n = 0;
-    for (uint32_t type = 0; type < 100; type++)
-        n += shape_type_supported(type);
-    assert_int_equal(n, 8);
-    assert_true(shape_type_supported(GGUF_Q6_K));
-    assert_false(shape_type_supported(GGUF_Q4_1));
-}
-
 #define IN_ROOT(test) cmocka_unit_test_setup_teardown(test, make_root, drop_root)
 
 int main(void)
@@ -383,7 +372,6 @@ int main(void)
         IN_ROOT(test_shape_bad_models_are_refused_by_name),
         IN_ROOT(test_shape_slices_cover_the_tensor),
         cmocka_unit_test(test_shape_reads_the_shipped_models),
-        cmocka_unit_test(test_shape_types_with_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

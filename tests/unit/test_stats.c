@@ -8,23 +8,6 @@
 #include "stats.h"
 #include "ticks.h"
 
-static void test_stats_values_fall_into_their_power_of_two(void **state)
-{
-    (void)state;
-    static const struct {
-        uint64_t us;
-        unsigned bucket;
-    } cases[] = {{0, 0}, {1, 0},    {2, 1},     {3, 1},
-                 {4, 2}, {1023, 9}, {1024, 10}, {UINT64_C(1) << 60, 31}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct stats_histogram h = {0};
-        stats_record_us(&h, cases[i].us);
-        assert_int_equal(stats_get(&h.bucket[cases[i].bucket]), 1);
-        assert_int_equal(stats_get(&h.count), 1);
-        assert_true(stats_get(&h.sum_us) == cases[i].us);
-    }
-}
-
 static void test_stats_counter_adds_and_sets(void **state)
 {
     (void)state;
@@ -51,7 +34,6 @@ static void test_ticks_fake_moves_by_hand_and_real_does_not_go_back(void **state
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stats_values_fall_into_their_power_of_two),
         cmocka_unit_test(test_stats_counter_adds_and_sets),
         cmocka_unit_test(test_ticks_fake_moves_by_hand_and_real_does_not_go_back),
     };
