@@ -1,7 +1,7 @@
 // W70: 200 clients with mixed cases for so many seconds; descriptors, memory and queue return to where they began.
 import { readdirSync, readFileSync } from 'node:fs';
 import { createConnection } from 'node:net';
-import { ask, assert, chat, httpBytes, raw, rawPost, sleep, startServer, stream, tinymoe } from './clients/server.mjs';
+import { ask, assert, chat, httpBytes, raw, rawPost, sanitised, sleep, startServer, stream, tinymoe } from './clients/server.mjs';
 
 const seconds = Number(process.argv[2] ?? 30);
 const CLIENTS = 200;
@@ -76,9 +76,10 @@ check('a case failed', failures.length === 0);
 check('the answer changed', again === expected);
 check(`gateway: ${before.gatewayFds} -> ${after.gatewayFds} descriptors`, after.gatewayFds <= before.gatewayFds + 2);
 check(`worker: ${before.workerFds} -> ${after.workerFds} descriptors`, after.workerFds <= before.workerFds);
-check(`gateway: ${before.gatewayKiB} -> ${after.gatewayKiB} KiB`, after.gatewayKiB <= before.gatewayKiB * 1.25 + 4096);
+// A sanitiser keeps freed blocks and shadows of all; there the leak check at the end looks after memory.
+if (!sanitised) check(`gateway: ${before.gatewayKiB} -> ${after.gatewayKiB} KiB`, after.gatewayKiB <= before.gatewayKiB * 1.25 + 4096);
 // KV pages become resident when they are first used.
-check(`worker: ${before.workerKiB} -> ${after.workerKiB} KiB`, after.workerKiB <= before.workerKiB + before.kvFreeKiB + 4096);
+if (!sanitised) check(`worker: ${before.workerKiB} -> ${after.workerKiB} KiB`, after.workerKiB <= before.workerKiB + before.kvFreeKiB + 4096);
 check('KV pages or sequences are left', after.kvUsed === 0 && after.running === 0 && after.waiting === 0);
 check('the worker died', server.worker.starts === 1);
 console.log(`soak: ${seconds} s, ${[...counts.values()].reduce((a, b) => a + b, 0)} cases: ${[...counts].sort().map(([k, v]) => `${k} ${v}`).join(', ')}`);

@@ -14,6 +14,7 @@ export const tinymoe = path.join(root, 'tests/models/tinymoe-q8_0.gguf');
 
 // Sanitised and debug builds are slower: limits of time are multiplied by this.
 export const slow = /san-|debug/.test(process.env.B ?? '') ? 10 : 1;
+export const sanitised = /san-/.test(process.env.B ?? '');
 
 // Path of the generated model that thinks, made once for a build.
 export function thinkModel() {
