@@ -7,6 +7,7 @@
 #include <liburing.h>
 
 #include "alloc.h"
+#include "log.h"
 
 /* Registered buffer i is the arena's i-th piece. Pinning a piece takes some milliseconds once its
  * pages are there, seconds a few GiB before: so pieces are registered as they are reserved. */
@@ -81,8 +82,15 @@ static void uring_reserved(struct tier_read *r, uint64_t bytes)
         const uint64_t n = left < URING_PIECE ? left : URING_PIECE;
         if (start + n > bytes)
             return;
-        u->pins = uring_pin(u, u->n_pinned, n) == 0;
+        const int failed = uring_pin(u, u->n_pinned, n);
+        u->pins = failed == 0;
         u->n_pinned += u->pins;
+        if (!u->pins)
+            log_warn("tier_read", "pin_refused",
+                     "pinned_bytes=%llu bytes=%llu reason=\"%s\" "
+                     "hint=\"continuing: reads beyond cost more processor time; LimitMEMLOCK\"",
+                     (unsigned long long)start, (unsigned long long)u->arena_bytes,
+                     strerror(failed));
     }
 }
 

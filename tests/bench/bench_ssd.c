@@ -107,6 +107,7 @@ static struct tier_ssd *open_ssd(const struct bench *b, enum tier_ssd_io io, uin
                                        .arena_bytes = b->arena_bytes};
     if (tier_ssd_open(&o, &t, &e) != ERR_OK)
         die(b->path, e.text);
+    tier_ssd_reserved(t, b->arena_bytes);
     return t;
 }
 

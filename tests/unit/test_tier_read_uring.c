@@ -22,6 +22,7 @@
 
 enum {
     MIB = 1 << 20,
+    PIECE = 256 * MIB, /* of the arena that is pinned at once */
     SKIPPED = 77
 };
 
@@ -141,19 +142,74 @@ static void test_tier_read_uring_locked_memory_refused_reads_unregistered(void *
     ssd_rig_done(&r);
 }
 
-static void test_tier_read_uring_registered_reads_right(void **state)
+/* Pages are pinned piece by piece, with reads in flight: before, in between and after, in pinned
+ * and other pieces and across their border, the bytes are right. */
+static void test_tier_read_uring_pinned_pieces_read_right(void **state)
 {
     (void)state;
+    static const uint64_t steps[] = {0, 4096, PIECE - 1, PIECE, PIECE + MIB, 2 * PIECE};
     struct ssd_rig r;
-    ssd_rig_init(&r, "/var/tmp", sizes, 4 * MIB);
+    ssd_rig_init(&r, "/var/tmp", sizes, PIECE + 2 * MIB);
     if (has_uring(&r)) {
         ssd_rig_open(&r, TIER_SSD_AUTO, 4, false);
         assert_non_null(strstr(tier_ssd_about(r.ssd), "io_uring"));
         assert_non_null(strstr(tier_ssd_about(r.ssd), "O_DIRECT, depth 4"));
-        assert_true(reads_right(&r));
+        for (uint32_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+            struct tier_ssd_part parts[5];
+            const uint64_t places[5] = {0, MIB, PIECE - 8 * 4096, PIECE + MIB,
+                                        PIECE + MIB + MIB / 2};
+            for (uint32_t k = 0; k < 5; k++) {
+                parts[k] = (struct tier_ssd_part){0, k * UINT64_C(300000) + i, 200000,
+                                                  places[k] + (k * 300000 + i) % 4096};
+                memset(r.arena + places[k], SSD_RIG_EMPTY, 200000 + 2 * 4096);
+                tier_ssd_start(r.ssd, k, &parts[k], 1);
+                if (k == 2)
+                    tier_ssd_reserved(r.ssd, steps[i]);
+            }
+            for (uint32_t k = 0; k < 5; k++) {
+                const struct tier_ssd_result result = ssd_rig_wait(&r);
+                assert_int_equal(result.code, ERR_OK);
+                ssd_rig_assert_part(&r, &parts[result.id]);
+            }
+        }
+        assert_int_equal(tier_ssd_count(r.ssd).retries, 0);
     } else {
         print_message("skipped: this system has no io_uring\n");
     }
+    ssd_rig_done(&r);
+}
+
+/* The limit on locked memory allows some, not the first piece: it is read all the same. */
+static int pin_part(struct ssd_rig *r, int argument)
+{
+    (void)argument;
+    const struct rlimit some = {3 * MIB, 3 * MIB};
+    if (!has_uring(r))
+        return SKIPPED;
+    if (chmod(r->dir, 0755) != 0 || setrlimit(RLIMIT_MEMLOCK, &some) != 0 ||
+        (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0))
+        return 1;
+    ssd_rig_open(r, TIER_SSD_URING, 4, false);
+    if (strstr(tier_ssd_about(r->ssd), "io_uring, O_DIRECT") == NULL)
+        return 2;
+    tier_ssd_reserved(r->ssd, r->arena_bytes);
+    const struct tier_ssd_part parts[2] = {{0, 0, MIB, 0}, {0, 5, MIB, 2 * MIB + 5}};
+    if (ssd_rig_read(r, parts, 2).code != ERR_OK)
+        return 3;
+    for (uint32_t i = 0; i < 2; i++)
+        if (memcmp(r->arena + parts[i].place, r->bytes[0] + parts[i].offset, MIB) != 0)
+            return 4;
+    ssd_rig_close(r);
+    return 0;
+}
+
+static void test_tier_read_uring_pin_refused_later_reads_on(void **state)
+{
+    (void)state;
+    struct ssd_rig r;
+    ssd_rig_init(&r, "/var/tmp", sizes, 4 * MIB);
+    const int code = in_child(pin_part, &r, 0);
+    assert_true(code == 0 || code == SKIPPED);
     ssd_rig_done(&r);
 }
 
@@ -162,7 +218,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tier_read_uring_refused_is_pread_and_said),
         cmocka_unit_test(test_tier_read_uring_locked_memory_refused_reads_unregistered),
-        cmocka_unit_test(test_tier_read_uring_registered_reads_right),
+        cmocka_unit_test(test_tier_read_uring_pinned_pieces_read_right),
+        cmocka_unit_test(test_tier_read_uring_pin_refused_later_reads_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
