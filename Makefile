@@ -184,6 +184,14 @@ demo: deps-demo ## asks the shipped model one question through both processes: m
 	@$(B)/bin/islet run --model "$$ISLET_DEMO_MODEL" -- "$$ISLET_DEMO_PROMPT"
 
 # ---- tests ------------------------------------------------------------------------------------------------------
+# Where leaks cannot be looked for, each program would fail or hang at its end.
+ifneq ($(findstring address,$(SAN)),)
+ifneq ($(filter check%,$(MAKECMDGOALS)),)
+ifeq ($(ASAN_OPTIONS),)
+export ASAN_OPTIONS := $(shell tests/check/leaks.sh $(CC))
+endif
+endif
+endif
 # Packages come first, then a second make that may rely on them.
 check: deps ## everything below: units, kernels, model, end to end, fuzz corpora, lint
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(UNITS) $(MODELS) $(E2ES) $(REPLAYS) $(TOOLS) $(EXAMPLES) $(B)/tests/bits
