@@ -10,6 +10,7 @@
 enum {
     FIRST_DELAY_MS = 50,
     MAX_DELAY_MS = 2000,
+    WELCOME_MS = 5000,
     READ_BYTES = 64 * 1024,
     MAX_QUEUED_BYTES = 1 << 30
 };
@@ -37,8 +38,8 @@ struct gw_upstream {
     uv_connect_t connect;
     uv_write_t write;
     uint64_t delay_ms;
-    uint64_t heard_ns;
-    bool status_due, writing, closed, said_down;
+    uint64_t heard_ns, status_due_ns; /* status_due_ns 0: none is due */
+    bool writing, closed, said_down;
     unsigned open_handles;
 
     struct proto_reader reader;
@@ -75,7 +76,8 @@ static void on_pipe_closed(uv_handle_t *handle)
     proto_reader_done(&u->reader);
     buf_clear(&u->out);
     buf_clear(&u->flight);
-    u->writing = u->status_due = false;
+    u->writing = false;
+    u->status_due_ns = 0;
     if (u->closed) {
         on_handle_closed(handle);
         return;
@@ -99,6 +101,7 @@ void gw_upstream_drop(struct gw_upstream *u, const char *why)
     u->facts.connected = false;
     if (was_connected)
         u->facts.changed_ns = ticks_ns(u->ticks);
+    uv_timer_stop(&u->timer);
     uv_close((uv_handle_t *)&u->pipe, on_pipe_closed);
     if (!was_connected)
         return;
@@ -139,12 +142,13 @@ static void take_welcome(struct gw_upstream *u, const struct proto_welcome *m)
     f->max_sequences = m->max_sequences;
     f->max_frame = m->max_frame;
     u->state = LINK_UP;
+    uv_timer_stop(&u->timer);
     u->said_down = false;
     u->delay_ms = FIRST_DELAY_MS;
     u->events.state(u->events.context);
 }
 
-static void take_status(struct gw_upstream *u, const struct proto_status *m)
+static enum err_code take_status(struct gw_upstream *u, const struct proto_status *m, struct err *e)
 {
     struct gw_upstream_status *s = &u->status;
     s->known = true;
@@ -164,8 +168,10 @@ static void take_status(struct gw_upstream *u, const struct proto_status *m)
         s->sequences[i].client = proto_text_of(s->clients[i]);
     }
     s->status.sequences = s->sequences;
-    u->status_due = false;
-    u->events.status(u->events.context);
+    s->lists_all = m->n_sequences <= GW_UPSTREAM_MAX_LISTED &&
+                   m->n_sequences == m->sequences_running + m->sequences_waiting;
+    u->status_due_ns = 0;
+    return u->events.status(u->events.context, e);
 }
 
 static enum err_code take_error(struct gw_upstream *u, const struct proto_frame *f, struct err *e)
@@ -176,8 +182,7 @@ static enum err_code take_error(struct gw_upstream *u, const struct proto_frame 
         return code;
     if (f->request_id == 0)
         return err_set(e, ERR_PROTOCOL, "the worker says: %.*s", (int)m.text.size, m.text.data);
-    u->events.error(u->events.context, f->request_id, &m);
-    return ERR_OK;
+    return u->events.error(u->events.context, f->request_id, &m, e);
 }
 
 static enum err_code take_tokens(struct gw_upstream *u, const struct proto_frame *f, struct err *e)
@@ -185,7 +190,7 @@ static enum err_code take_tokens(struct gw_upstream *u, const struct proto_frame
     struct proto_tokens m;
     enum err_code code = proto_decode_tokens(f, &u->scratch, &m, e);
     if (code == ERR_OK)
-        u->events.tokens(u->events.context, f->request_id, &m);
+        code = u->events.tokens(u->events.context, f->request_id, &m, e);
     return code;
 }
 
@@ -207,12 +212,12 @@ static enum err_code frame_take(struct gw_upstream *u, const struct proto_frame 
     case PROTO_PROGRESS:
         code = proto_decode_progress(f, &m.progress, e);
         if (code == ERR_OK)
-            u->events.progress(u->events.context, f->request_id, &m.progress);
+            code = u->events.progress(u->events.context, f->request_id, &m.progress, e);
         return code;
     case PROTO_DONE:
         code = proto_decode_done(f, &m.done, e);
         if (code == ERR_OK)
-            u->events.done(u->events.context, f->request_id, &m.done);
+            code = u->events.done(u->events.context, f->request_id, &m.done, e);
         return code;
     case PROTO_ERROR:
         return take_error(u, f, e);
@@ -227,7 +232,7 @@ static enum err_code frame_take(struct gw_upstream *u, const struct proto_frame 
     case PROTO_STATUS:
         code = proto_decode_status(f, &u->scratch, &m.status, e);
         if (code == ERR_OK)
-            take_status(u, &m.status);
+            code = take_status(u, &m.status, e);
         return code;
     case PROTO_NOTICE:
         code = proto_decode_notice(f, &m.notice, e);
@@ -333,8 +338,8 @@ bool gw_upstream_ask_status(struct gw_upstream *u)
 {
     if (u->state != LINK_UP)
         return false;
-    if (!u->status_due) {
-        u->status_due = true;
+    if (u->status_due_ns == 0) {
+        u->status_due_ns = ticks_ns(u->ticks);
         proto_encode_empty(&u->out, PROTO_STATUS_REQUEST, 0);
         flush(u);
     }
@@ -342,6 +347,15 @@ bool gw_upstream_ask_status(struct gw_upstream *u)
 }
 
 /* ---- connecting ---- */
+
+/* A worker says welcome at once, whatever its state; one that does not is stopped, or its frame was
+ * mangled on the way. */
+static void on_no_welcome(uv_timer_t *timer)
+{
+    struct gw_upstream *u = timer->data;
+    if (u->state == LINK_HELLO)
+        gw_upstream_drop(u, "no welcome from the worker");
+}
 
 static void on_connect(uv_connect_t *request, int status)
 {
@@ -355,6 +369,7 @@ static void on_connect(uv_connect_t *request, int status)
     }
     u->state = LINK_HELLO;
     u->heard_ns = ticks_ns(u->ticks);
+    uv_timer_start(&u->timer, on_no_welcome, WELCOME_MS, 0);
     int code = uv_read_start((uv_stream_t *)&u->pipe, on_alloc, on_read);
     if (code < 0) {
         gw_upstream_drop(u, uv_strerror(code));
@@ -437,4 +452,9 @@ const struct gw_upstream_status *gw_upstream_get_status(const struct gw_upstream
 uint64_t gw_upstream_heard_ns(const struct gw_upstream *u)
 {
     return u->heard_ns;
+}
+
+uint64_t gw_upstream_status_due_ns(const struct gw_upstream *u)
+{
+    return u->status_due_ns;
 }

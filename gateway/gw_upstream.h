@@ -35,7 +35,7 @@ enum {
     GW_UPSTREAM_MAX_LISTED = 64
 };
 struct gw_upstream_status {
-    bool known;
+    bool known, lists_all; /* lists_all: each sequence of the worker is among `sequences` */
     uint64_t received_ns;
     struct proto_status status;
     struct proto_sequence sequences[GW_UPSTREAM_MAX_LISTED];
@@ -47,12 +47,16 @@ struct gw_upstream_events {
     void *context;
     void (*state)(void *context); /* facts changed, also by a lost connection */
     void (*lost)(void *context);  /* before `state`: nothing that was sent will be answered */
-    void (*tokens)(void *context, uint64_t id, const struct proto_tokens *m);
-    void (*progress)(void *context, uint64_t id, const struct proto_progress *m);
-    void (*done)(void *context, uint64_t id, const struct proto_done *m);
-    void (*error)(void *context, uint64_t id, const struct proto_error *m);
+    /* An error of these, with its text in *e, says that the frame breaks the protocol: the link is
+     * dropped, `lost` follows. */
+    enum err_code (*tokens)(void *context, uint64_t id, const struct proto_tokens *m,
+                            struct err *e);
+    enum err_code (*progress)(void *context, uint64_t id, const struct proto_progress *m,
+                              struct err *e);
+    enum err_code (*done)(void *context, uint64_t id, const struct proto_done *m, struct err *e);
+    enum err_code (*error)(void *context, uint64_t id, const struct proto_error *m, struct err *e);
+    enum err_code (*status)(void *context, struct err *e); /* gw_upstream_get_status is fresh */
     void (*notice)(void *context, const struct proto_notice *m);
-    void (*status)(void *context); /* gw_upstream_get_status is fresh */
 };
 
 /* Starts connecting at the next turn of the loop. path is copied. Gives *ret; end with
@@ -77,5 +81,7 @@ bool gw_upstream_ask_status(struct gw_upstream *u);
 void gw_upstream_drop(struct gw_upstream *u, const char *why);
 /* When the last byte came from the worker. */
 uint64_t gw_upstream_heard_ns(const struct gw_upstream *u);
+/* When the status record was asked for that has not come yet; 0: none is due. */
+uint64_t gw_upstream_status_due_ns(const struct gw_upstream *u);
 
 #endif
