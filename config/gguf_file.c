@@ -18,7 +18,6 @@ enum {
     GGUF_FILE_FIRST_READ = 64 * 1024,
     GGUF_FILE_MAX_HEADER = 256 * 1024 * 1024,
     GGUF_FILE_MAX_PARTS = 999,
-    GGUF_FILE_MAX_PATH = 4096,
     GGUF_FILE_LABEL = 100,
     GGUF_FILE_SAMPLE = 4096, /* bytes of a tensor's start and end in the digest */
     GGUF_FILE_SUFFIX = sizeof "-00001-of-00002.gguf" - 1,
@@ -54,9 +53,7 @@ static bool gguf_file_split_name(const char *path, unsigned *ret_no, unsigned *r
     return true;
 }
 
-/* Path of part `file`. */
-static void gguf_file_part_path(const struct gguf_file *f, uint32_t file,
-                                char ret[GGUF_FILE_MAX_PATH])
+void gguf_file_part_path(const struct gguf_file *f, uint32_t file, char ret[GGUF_FILE_MAX_PATH])
 {
     if (f->n_files <= 1) {
         snprintf(ret, GGUF_FILE_MAX_PATH, "%s", f->path);

@@ -10,6 +10,10 @@
  * error's text. Lends. */
 const char *gguf_file_label(const char *path);
 
+enum {
+    GGUF_FILE_MAX_PATH = 4096
+};
+
 struct gguf_file {
     char *path; /* as given */
     uint32_t n_files;
@@ -26,6 +30,8 @@ struct gguf_file {
 enum err_code gguf_file_open(const char *path, struct gguf_file **ret, struct err *e)
     __attribute__((warn_unused_result));
 void gguf_file_close(struct gguf_file *f);
+/* Path of part `file`. */
+void gguf_file_part_path(const struct gguf_file *f, uint32_t file, char ret[GGUF_FILE_MAX_PATH]);
 static inline const struct gguf *gguf_file_keys(const struct gguf_file *f)
 {
     return f->headers[0];

@@ -23,6 +23,7 @@ struct engine_config {
     uint64_t kv_budget;     /* bytes; 0: auto */
     unsigned ssd_io;        /* enum tier_ssd_io */
     uint32_t ssd_depth;     /* reads in flight */
+    const char *trace_path; /* where routes are written; NULL or empty: nowhere. Borrowed */
     unsigned kv_type;       /* enum k_kv_type */
     uint32_t context;       /* 0: what the model and kv_budget allow */
     uint32_t max_sequences; /* 1..32 */

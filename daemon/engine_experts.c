@@ -48,18 +48,18 @@ static enum err_code open_reads(struct engine_experts *x,
 {
     const struct gguf_file *file = x->model->file;
     const char **paths = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*paths));
-    char(*names)[64] = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*names));
+    char(*names)[GGUF_FILE_MAX_PATH] = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*names));
     enum err_code code = ERR_OK;
     if (paths == NULL || names == NULL)
         code = err_set(e, ERR_NOMEM, "no memory for %u file names", file->n_files);
     for (uint32_t i = 0; i < file->n_files && code == ERR_OK; i++) {
-        /* the very file whose header was read, even if another took its name since */
-        snprintf(names[i], sizeof(names[i]), "/proc/self/fd/%d", file->fds[i]);
+        gguf_file_part_path(file, i, names[i]);
         paths[i] = names[i];
     }
     if (code == ERR_OK)
         code = tier_ssd_open(&(struct tier_ssd_options){.paths = paths,
                                                         .n_files = file->n_files,
+                                       .fds = file->fds,
                                                         .io = options->io,
                                                         .depth = options->depth,
                                                         .arena = x->ops->buffer_host(x->ram.arena),

@@ -115,6 +115,32 @@ static enum err_code start_buffers(struct engine_run *run, struct k_device *devi
     return code;
 }
 
+/* A trace that cannot be written is no reason not to serve. */
+static void start_trace(struct engine_run *run)
+{
+    const struct model_shape *shape = &run->model->shape;
+    const struct route_trace_shape figures = {.n_layer = shape->n_layer,
+                                              .n_expert = shape->n_expert,
+                                              .n_used = shape->n_expert_used,
+                                              .layer_bytes = run->model->expert_bytes};
+    struct err e = {.code = ERR_OK};
+    if (run->config->trace_path == NULL || run->config->trace_path[0] == '\0')
+        return;
+    if (route_trace_open(run->config->trace_path, &figures, &run->trace, &e) != ERR_OK)
+        log_warn("engine", "no_trace", "reason=\"%s\"", e.text);
+}
+
+static void trace_step(struct engine_run *run)
+{
+    const struct engine_forward *f = run->forward;
+    const uint32_t *layers[SHAPE_MAX_LAYERS];
+    if (run->trace == NULL)
+        return;
+    for (uint32_t i = 0; i < run->model->shape.n_layer; i++)
+        layers[i] = engine_forward_routes(f, i);
+    route_trace_step(run->trace, f->n_rows, f->sequence, f->position, layers);
+}
+
 enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
                                struct k_stream *stream, struct model *model, struct err *e)
 {
@@ -145,6 +171,8 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
         code = sample_start(&run->sample, model->shape.n_vocab, e);
     if (code == ERR_OK)
         code = start_slots(run, e);
+    if (code == ERR_OK)
+        start_trace(run);
     run->count.kv_pages_total = n_pages;
     run->count.kv_page_bytes = page;
     run->count.weights_bytes = model->weights_bytes;
@@ -157,6 +185,8 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
 
 void engine_run_done(struct engine_run *run)
 {
+    route_trace_close(run->trace);
+    run->trace = NULL;
     engine_forward_free(run->forward);
     engine_experts_free(run->experts);
     if (run->pool != NULL)
@@ -317,6 +347,17 @@ static void count_step(struct engine_run *run, uint64_t ns, bool prompt)
     (void)fault_hit(FAULT_ENGINE_PREFILL);
 }
 
+/* Once a step: the requests concerned get the same text. */
+static void log_failed_reads(const struct engine_run *run)
+{
+    const struct engine_experts *x = run->experts;
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < run->forward->n_rows && x->any_failed; i++)
+        rows += x->row_failed[i];
+    if (rows > 0)
+        log_error("engine", "expert_read_failed", "rows=%u reason=\"%s\"", rows, x->error.text);
+}
+
 /* Resumed answers that were complete already. */
 static void end_complete(struct engine_run *run)
 {
@@ -351,6 +392,8 @@ bool engine_run_step(struct engine_run *run)
     }
     const uint64_t now = ticks_ns(run->config->ticks);
     count_step(run, now - start, prompt);
+    trace_step(run);
+    log_failed_reads(run);
     engine_answer_step(run, now);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = 0;

@@ -7,6 +7,7 @@
 #include "engine_forward.h"
 #include "engine_mail.h"
 #include "kv_sequence.h"
+#include "route_trace.h"
 #include "sample.h"
 
 enum {
@@ -45,6 +46,7 @@ struct engine_run {
     struct list waiting;       /* struct engine_job.waiting */
     uint64_t row_ns;           /* measured; 0: unknown */
     struct engine_budget budget;
+    struct route_trace *trace; /* NULL: none */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };
 

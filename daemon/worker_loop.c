@@ -48,7 +48,7 @@ struct worker_loop {
     struct engine *engine;
     struct worker_peers peers;
     struct engine_facts facts; /* last seen */
-    char model_path[4096];
+    char model_path[4096], trace_path[4096];
     char notified[320];      /* the STATUS= line sent last */
     char failed_reason[240]; /* that was logged last */
     struct worker_watch watch;
@@ -532,6 +532,7 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
     const struct settings *s = w->settings;
     bool is_auto = settings_is_auto(s, SETTING_memory_kv_budget);
     snprintf(w->model_path, sizeof w->model_path, "%s", settings_text(s, SETTING_model_path));
+    snprintf(w->trace_path, sizeof w->trace_path, "%s", settings_text(s, SETTING_route_trace));
     struct engine_config config = {
         .model_path = w->model_path,
         .trouble = w->options->trouble,
@@ -542,6 +543,7 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
                           : settings_bytes(s, SETTING_memory_ram_budget),
         .kv_budget = is_auto ? 0 : settings_bytes(s, SETTING_memory_kv_budget),
         .kv_type = settings_choice(s, SETTING_memory_kv_type),
+        .trace_path = w->trace_path,
         .ssd_io = settings_choice(s, SETTING_ssd_io),
         .ssd_depth = (uint32_t)settings_count(s, SETTING_ssd_depth),
         .context = (uint32_t)settings_count(s, SETTING_model_context),
