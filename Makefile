@@ -254,11 +254,19 @@ $(M16): $(B)/bin/mkmodel
 	@mkdir -p $(@D) && $< --preset m16 --out $@
 bench-decode: $(B)/bin/bench_decode $(M16) ## tokens/s of tinymoe and a generated 1.7 GB model at 1, 4 and 16 rows
 	@mkdir -p $(B)/bench && $< tests/models/tinymoe-q8_0.gguf && $< $(M16)
-M89 := build/models/m89.gguf
-$(M89): | $(B)/bin/mkmodel
+# Models of bench-outofcore, 9.15 GB each: make bench-outofcore ROUTERS="m89 skewed topics uniform", or GGUFS="FILE=NAME ..."
+ROUTERS ?= m89
+ROUTER_skewed  := --zipf 1
+ROUTER_topics  := --topics 16
+ROUTER_uniform := --locality 0
+GGUFS ?= $(foreach r,$(ROUTERS),build/models/$(patsubst m89-m89,m89,m89-$(r)).gguf=$(r))
+build/models/m89.gguf: | $(B)/bin/mkmodel
 	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset m89 --out $@
-bench-outofcore: all $(B)/bin/bench_outofcore $(if $(GGUFS)$(HELP),,$(M89)) ## a 9 GB model under 1.5, 3 and 6 GB, llama.cpp beside it (HELP=1: options)
-	@B=$(B) node tests/bench/outofcore.mjs $(if $(HELP),--help)
+build/models/m89-%.gguf: | $(B)/bin/mkmodel
+	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset m89 $(or $(ROUTER_$*),$(error no router $*: m89 skewed topics uniform)) --out $@
+BENCH_GGUFS = $(foreach g,$(GGUFS),$(firstword $(subst =, ,$(g))))
+bench-outofcore: all $(B)/bin/bench_outofcore $(B)/bin/bench_ssd $(B)/bin/cachesim $(if $(HELP),,$(BENCH_GGUFS)) ## a 9 GB model under 1.5, 3 and 6 GB, llama.cpp beside it (HELP=1: options)
+	@B=$(B) GGUFS="$(GGUFS)" node tests/bench/outofcore.mjs $(if $(HELP),--help)
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
 bench-serve: all ## time to first token and P95 inter-token time at 1, 4, 16 clients

@@ -7,8 +7,9 @@
  *                                  tokens a second of a running isletd, a line of JSON for each
  *                                  pass, as tests/bench/peer/peer_llama.c prints them
  *
- * Prompts are uniform noise, different in each pass and client; answers are drawn at temperature
- * 1, so that random weights do not run in circles. --out writes the ids (a line a pass and client:
+ * Prompts are uniform noise, different in each pass and client, of one topic each where the model
+ * has some (mkmodel --topics); answers are drawn at temperature 1, so that random weights do not
+ * run in circles. --out writes the ids (a line a pass and client:
  * number of prompt ids, then all ids): the peer computes the same text from it, and runs with
  * different budgets must write the same file. The decode phase is from the moment when every client
  * has its first token to the last token of all. */
@@ -25,6 +26,8 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "gguf.h"
+#include "gguf_file.h"
 #include "proto_client.h"
 #include "read_counters.h"
 #include "ticks.h"
@@ -33,6 +36,7 @@ enum {
     MAX_CLIENTS = 16,
     MAX_TEXT = 4096,
     DROP_TRIES = 5,
+    MAX_TOPICS = 64,
     CONNECT_MS = 300000,
     RETRY_MS = 5
 };
@@ -108,6 +112,8 @@ struct client {
     struct proto_client *connection;
     struct proto_welcome welcome; /* its texts are not kept */
     struct read_counters_source source;
+    uint32_t topics[MAX_TOPICS + 1]; /* topic t has the ids from topics[t] to below topics[t + 1] */
+    uint32_t n_topics;
     FILE *out;
     struct answer answers[MAX_CLIENTS];
 };
@@ -191,16 +197,40 @@ static long count_tokens(const struct client *c)
     return n;
 }
 
+/* The model's topics; all ids are one where it has none. */
+static void read_topics(struct client *c)
+{
+    struct gguf_file *file = NULL;
+    struct err e = {.code = ERR_OK};
+    if (gguf_file_open(c->model, &file, &e) != ERR_OK)
+        die("model", e.text);
+    const struct gguf_array *bounds = gguf_array_get(gguf_file_keys(file), "islet.topics");
+    const uint64_t n = bounds != NULL ? gguf_array_count(bounds) : 0;
+    c->topics[1] = c->welcome.n_vocab;
+    c->n_topics = 1;
+    for (uint64_t i = 0; n >= 2 && n <= MAX_TOPICS + 1 && i < n; i++) {
+        int64_t id = 0;
+        const int64_t least = i > 0 ? (int64_t)c->topics[i - 1] + 1 : 0;
+        if (!gguf_array_i64_at(bounds, i, &id) || id < least || id > c->welcome.n_vocab)
+            die("model", "islet.topics does not rise within the vocabulary");
+        c->topics[i] = (uint32_t)id;
+        c->n_topics = (uint32_t)n - 1;
+    }
+    gguf_file_close(file);
+}
+
 static void submit(struct client *c, long pass)
 {
     for (long i = 0; i < c->clients; i++) {
         struct answer *a = &c->answers[i];
         struct err e = {.code = ERR_OK};
         uint64_t state = 1 + (uint64_t)pass * MAX_CLIENTS + (uint64_t)i;
+        const uint32_t topic = (uint32_t)(pass * c->clients + i) % c->n_topics;
+        const uint32_t first = c->topics[topic], n_ids = c->topics[topic + 1] - first;
         *a = (struct answer){.n = 0};
         for (long k = 0; k < c->prompt; k++) {
             state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-            a->text[k] = (uint32_t)((state >> 33) % c->welcome.n_vocab);
+            a->text[k] = first + (uint32_t)((state >> 33) % n_ids);
         }
         struct proto_run run = {.tokens = a->text,
                                 .n_tokens = (uint32_t)c->prompt,
@@ -342,6 +372,7 @@ static int client(int argc, char **argv)
     if (read_counters_init(&c.source, c.model, (pid_t)c.pid, &e) != ERR_OK)
         die("counters", e.text);
     connect_to_worker(&c);
+    read_topics(&c);
     for (long pass = 0; pass < c.passes; pass++)
         run_pass(&c, pass);
     proto_client_close(c.connection);

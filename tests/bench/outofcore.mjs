@@ -10,7 +10,8 @@ import { phaseBytes } from './outofcore_trace.mjs';
 import { hasSetting, measureNative, measureOurs, measurePeer } from './outofcore_sides.mjs';
 
 const help = `make bench-outofcore [NAME=value ...], as root on a quiet machine; about 25 minutes a model.
-  GGUFS="FILE=ROUTER ..."   models and what their router is called; default: build/models/m89.gguf=m89, made if missing
+  ROUTERS="m89 skewed topics uniform"   generated models (build/models, 9.15 GB each, kept); default: m89
+  GGUFS="FILE=NAME ..."     other models instead, and what their router is called
   BUDGETS="1.5 3 6"         memory limits in GB (10^9 bytes); the rows of 4 clients, prefill and read-ahead use 3, or the first
   ROWS="start resident decode clients prefill readahead"   which rows to measure
   SIDES="ours peer"         which engines

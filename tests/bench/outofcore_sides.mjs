@@ -42,7 +42,7 @@ export async function measureOurs(bin, folder, c, group) {
     const config = `${runtime}/islet.conf`;
     fs.writeFileSync(config, '');
     const sets = [`model.path=${c.model}`, `compute.threads=${threads}`, ...(process.env.SETS ?? 'memory.kv_budget=128 MiB').split(',')];
-    if (c.budget) sets.push(`memory.ram_budget=${c.budget}`);
+    if (c.budget) sets.push(`memory.ram_budget=${c.budget} B`);
     if (c.trace) sets.push(`route.trace=${c.trace}`);
     const log = [];
     const began = process.hrtime.bigint();

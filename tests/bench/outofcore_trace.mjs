@@ -50,8 +50,8 @@ function replay(bin, folder, data, begin, end, capacity) {
     if (end <= begin) return undefined;
     const file = `${folder}/trace-cut`;
     fs.writeFileSync(file, data.subarray(0, end));
-    const [row] = JSON.parse(execFileSync(`${bin}/cachesim`, [file, '--json', '--bytes', String(capacity)], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'inherit'] }));
-    return row;
+    const rows = JSON.parse(execFileSync(`${bin}/cachesim`, [file, '--json', '--bytes', `${capacity} B`], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] }));
+    return rows.find((row) => row.capacity === capacity);
 }
 
 const policies = ['lru', 'lfu', 'decay', 'static', 'ours', 'belady'];
