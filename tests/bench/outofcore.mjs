@@ -214,6 +214,7 @@ async function both(state, kind, limit, phases, cold = true) {
         if (!(e instanceof Skip)) throw e;
         say(`skip: islet, ${kind}: ${e.message}`);
     }
+    state.failed ||= Boolean(ours?.error);
     const peers = await peersMeasured(state, kind, limit, cold);
     fs.appendFileSync(detailFile, JSON.stringify({ model: state.model, kind, limit, ours, peers }) + '\n');
     for (const [phase, index] of phases) keep(state, rowOf(state, kind, phase, index, limit, ours, peers));

@@ -42,10 +42,13 @@ function makeV2(dir, bytes) {
     };
 }
 
+const made = new Set(); // folders of cgroups
+
 // A cgroup stays busy for a moment after its last process.
 function removeSoon(dir, tries) {
     try {
         fs.rmdirSync(dir);
+        made.delete(dir);
     } catch (e) {
         if (tries === 0) throw e;
         Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 100);
@@ -67,6 +70,7 @@ export function makeLimit(bytes) {
         if (fs.existsSync(dir)) fs.rmdirSync(dir);
         throw new Skip(`a cgroup of ${bytes} bytes is refused: ${e.message}`);
     }
+    made.add(dir);
     return { ...group, remove: () => removeSoon(dir, 50) };
 }
 
@@ -159,8 +163,10 @@ export function start(command, args, { limit, seconds = 600, env = {}, onLine = 
     return { pid: child.pid, ended, stop: () => child.kill('SIGTERM') };
 }
 
+// Kills what runs, removes cgroups.
 export function stopAll() {
     for (const child of running) child.kill('SIGKILL');
+    for (const dir of made) removeSoon(dir, 50);
 }
 
 export function temporaryFolder() {
