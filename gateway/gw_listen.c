@@ -16,6 +16,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "alloc.h"
+#include "gw_holder.h"
 #include "log.h"
 
 enum {
@@ -118,6 +119,7 @@ static enum err_code listen_one(struct gw_listen *l, const char *text, size_t n,
     if (code != ERR_OK)
         return code;
     int on = 1;
+    char holder[80];
     int fd = socket(a.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool bound = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
                  (a.any.sa_family != AF_INET6 ||
@@ -128,10 +130,9 @@ static enum err_code listen_one(struct gw_listen *l, const char *text, size_t n,
     else if (is_missing_v6_loopback(&a, errno))
         log_warn("http", "no_ipv6", "address=%.*s continuing=1", (int)n, text);
     else if (errno == EADDRINUSE)
-        code = err_set(e, ERR_IO,
-                       "%.*s is in use; stop the other server (is an islet-gateway running?) or "
-                       "change server.listen",
-                       (int)n, text);
+        code = err_set(
+            e, ERR_IO, "%.*s is in use by %s; stop it or change server.listen", (int)n, text,
+            gw_holder_name(gw_holder_of_port(ntohs(a.v4.sin_port)), holder, sizeof holder));
     else
         code = err_set_os(e, ERR_IO, errno, "cannot listen on %.*s (server.listen)", (int)n, text);
     if (fd >= 0 && (!bound || code != ERR_OK))
@@ -163,6 +164,7 @@ enum err_code gw_listen_tcp(struct gw_listen *l, const char *addresses, struct e
 static enum err_code clear_path(const struct sockaddr_un *a, struct err *e)
 {
     struct stat st;
+    char holder[80];
     if (lstat(a->sun_path, &st) != 0)
         return errno == ENOENT ? ERR_OK : err_set_os(e, ERR_IO, errno, "%s", a->sun_path);
     if (!S_ISSOCK(st.st_mode))
@@ -173,11 +175,11 @@ static enum err_code clear_path(const struct sockaddr_un *a, struct err *e)
     if (fd < 0)
         return err_set_os(e, ERR_IO, errno, "%s", a->sun_path);
     bool served = connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || errno != ECONNREFUSED;
+    gw_holder_name(gw_holder_of_peer(fd), holder, sizeof holder);
     close(fd);
     if (served)
-        return err_set(e, ERR_BUSY,
-                       "%s is served by another process; stop it or change server.socket",
-                       a->sun_path);
+        return err_set(e, ERR_BUSY, "%s is served by %s; stop it or change server.socket",
+                       a->sun_path, holder);
     if (unlink(a->sun_path) != 0 && errno != ENOENT)
         return err_set_os(e, ERR_IO, errno, "cannot remove the old socket %s", a->sun_path);
     return ERR_OK;

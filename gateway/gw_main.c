@@ -14,6 +14,7 @@
 #include "fault.h"
 #include "gw_api.h"
 #include "gw_auth.h"
+#include "gw_config.h"
 #include "gw_service.h"
 #include "log.h"
 #include "paths.h"
@@ -66,18 +67,25 @@ static void help_print(FILE *out)
         out);
 }
 
+/* What is not said by a row of its own, and the keys. */
+static enum err_code settings_verify(const struct settings *s, struct gw_auth **ret, struct err *e)
+{
+    enum err_code code = gw_config_check(s, e);
+    if (code != ERR_OK)
+        return code;
+    return gw_auth_new(settings_text(s, SETTING_server_hosts),
+                       settings_text(s, SETTING_server_cors),
+                       settings_text(s, SETTING_server_api_key_file), ret, e);
+}
+
 static int check_config(const char *path)
 {
     struct settings *settings = NULL;
-    struct err e = {0};
-    if (settings_load(path, NULL, 0, &settings, &e) != ERR_OK) {
-        fprintf(stderr, "islet-gateway: %s\n", e.text);
-        return EXIT_CONFIG;
-    }
     struct gw_auth *auth = NULL;
-    enum err_code code = gw_auth_new(
-        settings_text(settings, SETTING_server_hosts), settings_text(settings, SETTING_server_cors),
-        settings_text(settings, SETTING_server_api_key_file), &auth, &e);
+    struct err e = {0};
+    enum err_code code = settings_load(path, NULL, 0, &settings, &e);
+    if (code == ERR_OK)
+        code = settings_verify(settings, &auth, &e);
     gw_auth_free(auth);
     settings_free(settings);
     if (code == ERR_OK)
@@ -176,9 +184,7 @@ static bool configure(struct gw_service *s, const struct options *o, struct err 
     if (settings_load(o->config, o->sets, o->n_sets, &s->settings, e) != ERR_OK)
         return false;
     log_apply(s->settings);
-    if (gw_auth_new(settings_text(s->settings, SETTING_server_hosts),
-                    settings_text(s->settings, SETTING_server_cors),
-                    settings_text(s->settings, SETTING_server_api_key_file), &s->auth, e) == ERR_OK)
+    if (settings_verify(s->settings, &s->auth, e) == ERR_OK)
         return true;
     settings_free(s->settings);
     s->settings = NULL;

@@ -5,6 +5,7 @@
 
 #include "gw_api_health.h"
 #include "gw_auth.h"
+#include "gw_config.h"
 #include "gw_dispatch.h"
 #include "gw_model.h"
 #include "log.h"
@@ -72,6 +73,7 @@ void gw_service_start(struct gw_service *s)
         return;
     }
     s->trouble[0] = '\0';
+    s->in_force = s->settings;
     answers_set(s);
     log_info("gateway", "model", "id=%s path=%s params=%llu vocabulary=%u", s->model->id, path,
              (unsigned long long)s->model->shape.n_params, s->model->shape.n_vocab);
@@ -86,7 +88,12 @@ static void on_difference(void *context, enum setting_id id, bool reloadable)
     (void)context;
     if (reloadable)
         log_info("settings", "changed", "name=%s", settings_name(id));
-    else
+}
+
+static void on_pending(void *context, enum setting_id id, bool reloadable)
+{
+    (void)context;
+    if (!reloadable)
         log_warn("settings", "needs_restart", "name=%s continuing=\"the old value stays in force\"",
                  settings_name(id));
 }
@@ -106,9 +113,11 @@ static void limits_set(struct gw_service *s)
 enum err_code gw_service_reload(struct gw_service *s, struct settings *next, struct err *e)
 {
     struct gw_auth *auth = NULL;
-    enum err_code code = gw_auth_new(settings_text(next, SETTING_server_hosts),
-                                     settings_text(next, SETTING_server_cors),
-                                     settings_text(next, SETTING_server_api_key_file), &auth, e);
+    enum err_code code = gw_config_check(next, e);
+    if (code == ERR_OK)
+        code = gw_auth_new(settings_text(next, SETTING_server_hosts),
+                           settings_text(next, SETTING_server_cors),
+                           settings_text(next, SETTING_server_api_key_file), &auth, e);
     if (code != ERR_OK)
         return code;
     if (gw_loop_beyond_loopback(s->loop) && !gw_auth_asks_key(auth)) {
@@ -119,11 +128,14 @@ enum err_code gw_service_reload(struct gw_service *s, struct settings *next, str
     }
     if (s->settings)
         settings_diff(s->settings, next, on_difference, NULL);
+    if (s->in_force)
+        settings_diff(s->in_force, next, on_pending, NULL);
     gw_loop_set_auth(s->loop, auth);
     gw_auth_free(s->auth);
     s->auth = auth;
     /* Values that need a restart are not read again once the model is open. */
-    settings_free(s->settings);
+    if (s->settings != s->in_force)
+        settings_free(s->settings);
     s->settings = next;
     limits_set(s);
     gw_service_start(s);
@@ -155,6 +167,8 @@ void gw_service_done(struct gw_service *s)
     gw_loop_free(s->loop);
     gw_auth_free(s->auth);
     gw_model_free(s->model);
+    if (s->in_force != s->settings)
+        settings_free(s->in_force);
     settings_free(s->settings);
     *s = (struct gw_service){0};
 }

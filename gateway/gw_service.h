@@ -21,7 +21,10 @@ struct settings;
 
 struct gw_service {
     struct settings *settings; /* NULL: the configuration is bad, `trouble` says how */
-    struct gw_model *model;    /* NULL: none could be opened, `trouble` says why */
+    /* Those that the model was opened with: where they differ from `settings`, a restart is due.
+     * NULL: not yet; may be the same. */
+    struct settings *in_force;
+    struct gw_model *model; /* NULL: none could be opened, `trouble` says why */
     char trouble[400];
     struct gw_auth *auth;
     struct gw_loop *loop;
