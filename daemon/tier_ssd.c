@@ -12,7 +12,7 @@
 #include "tier_read.h"
 
 enum {
-    SSD_READ_BYTES = 1 << 20,     /* longest single read: what is longer becomes several */
+    SSD_READ_BYTES = 512 << 10,   /* longest single read: what is longer becomes several */
     SSD_MAX_WAITS = 1000,         /* repeats of a read without progress, before it is an error */
     SSD_PAUSE_NS = 1000 * 1000,   /* before a repeat, where the caller waits anyway */
     SSD_NONE = TIER_SSD_REQUESTS, /* no request */

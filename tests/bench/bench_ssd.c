@@ -1,8 +1,10 @@
-/* bench_ssd FILE [--bytes N] [--total N] [--rounds N]: the rate at which random experts come from
- * the disk, for each way of reading and each depth. An expert is three slices of N bytes (default
- * 1,000,000) far apart in the file, no byte is read twice in a row, and the file leaves the page
- * cache before each row. Rows of a depth alternate, the median of the rounds counts. "cpu" is
- * processor time of all threads per GB read; "one" the mean time of an expert read alone. */
+/* bench_ssd FILE [--bytes N] [--total N] [--rounds N] [--burst N]: how experts come from the disk,
+ * for each way of reading and each depth. An expert is three slices of N bytes (default 1,000,000)
+ * far apart in the file; no byte is read twice in a row, and the file leaves the page cache before
+ * each row. First table: GB/s of random experts with many asked for at once, and processor time of
+ * all threads per GB. Second: a burst of experts (default 8, the misses of a layer) asked for at
+ * once when the disk is idle; when the first, the mean and the last of them is there. Ways and
+ * depths alternate, the median of the rounds counts. */
 #include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@ enum {
 struct bench {
     const char *path;
     uint64_t slice_bytes, total_bytes, file_bytes;
-    uint32_t rounds;
+    uint32_t rounds, burst;
     uint8_t *arena;
     uint64_t slot_bytes, arena_bytes;
     uint32_t *order; /* [n_experts] shuffled */
@@ -34,8 +36,13 @@ struct bench {
 };
 
 struct row {
-    double rate, cpu; /* GB/s; seconds a GB */
+    double key; /* sorted by: GB/s, or ms until the mean expert */
+    double cpu; /* seconds a GB */
+    double first, last;
 };
+
+static const enum tier_ssd_io ios[N_IO] = {TIER_SSD_URING, TIER_SSD_PREAD, TIER_SSD_BUFFERED};
+static const uint32_t depths[N_DEPTH] = {1, 2, 4, 8, 16, 32, 64};
 
 static void __attribute__((noreturn)) die(const char *what, const char *text)
 {
@@ -111,100 +118,122 @@ static struct tier_ssd *open_ssd(const struct bench *b, enum tier_ssd_io io, uin
     return t;
 }
 
-/* Reads total_bytes with `ahead` experts asked for at any time. */
-static struct row measure(struct bench *b, struct tier_ssd *t, uint32_t ahead)
+/* Reads total_bytes with SLOTS / 2 experts asked for at any time. */
+static struct row stream(struct bench *b, struct tier_ssd *t)
 {
     const uint64_t n = b->total_bytes / (TIER_SSD_PARTS * b->slice_bytes);
     struct tier_ssd_result results[SLOTS];
     uint64_t started = 0, ended = 0;
     drop_from_page_cache(b->path);
     const double began = now(), cpu_began = cpu_now();
-    for (; started < ahead && started < n; started++)
+    for (; started < SLOTS / 2 && started < n; started++)
         start_expert(b, t, (uint32_t)started);
     while (ended < n) {
         const uint32_t got = tier_ssd_wait(t, true, results, SLOTS);
-        for (uint32_t i = 0; i < got; i++) {
+        for (uint32_t i = 0; i < got; i++, ended++) {
             if (results[i].code != ERR_OK)
                 die("read", results[i].error.text);
-            ended++;
-            if (started < n) {
+            if (started++ < n)
                 start_expert(b, t, (uint32_t)results[i].id);
-                started++;
-            }
         }
     }
     const double gb = (double)(n * TIER_SSD_PARTS * b->slice_bytes) * 1e-9;
-    return (struct row){gb / (now() - began), (cpu_now() - cpu_began) / gb};
+    return (struct row){.key = gb / (now() - began), .cpu = (cpu_now() - cpu_began) / gb};
 }
 
-static int by_rate(const void *a, const void *b)
+/* Bursts of an idle disk; the mean over as many as total_bytes / 4 gives. */
+static struct row bursts(struct bench *b, struct tier_ssd *t)
+{
+    const uint64_t n = b->total_bytes / 4 / (TIER_SSD_PARTS * b->slice_bytes * b->burst) + 1;
+    struct tier_ssd_result result;
+    struct row r = {.key = 0};
+    drop_from_page_cache(b->path);
+    for (uint64_t k = 0; k < n; k++) {
+        const double began = now();
+        for (uint32_t i = 0; i < b->burst; i++)
+            start_expert(b, t, i);
+        for (uint32_t i = 0; i < b->burst; i++) {
+            if (tier_ssd_wait(t, true, &result, 1) != 1 || result.code != ERR_OK)
+                die("read", result.error.text);
+            const double ms = (now() - began) * 1e3;
+            r.key += ms / b->burst / (double)n;
+            r.first += i == 0 ? ms / (double)n : 0;
+            r.last += i == b->burst - 1 ? ms / (double)n : 0;
+        }
+    }
+    return r;
+}
+
+static int by_key(const void *a, const void *b)
 {
     const struct row *x = a, *y = b;
-    return (x->rate > y->rate) - (x->rate < y->rate);
+    return (x->key > y->key) - (x->key < y->key);
 }
 
 static void run(struct bench *b)
 {
-    static const enum tier_ssd_io ios[N_IO] = {TIER_SSD_URING, TIER_SSD_PREAD, TIER_SSD_BUFFERED};
-    static const uint32_t depths[N_DEPTH] = {1, 2, 4, 8, 16, 32, 64};
-    static struct row rows[N_IO][N_DEPTH][MAX_ROUNDS], alone[N_IO][MAX_ROUNDS];
-    for (uint32_t round = 0; round < b->rounds; round++) {
+    static struct row streams[N_DEPTH][N_IO][MAX_ROUNDS], burst[N_DEPTH][N_IO][MAX_ROUNDS];
+    for (uint32_t round = 0; round < b->rounds; round++)
         for (uint32_t d = 0; d < N_DEPTH; d++)
             for (uint32_t i = 0; i < N_IO; i++) {
                 struct tier_ssd *t = open_ssd(b, ios[i], depths[d]);
-                rows[i][d][round] = measure(b, t, 64 < depths[d] ? depths[d] : 64);
+                if (round == 0 && d == 0)
+                    printf("%s\n", tier_ssd_about(t));
+                streams[d][i][round] = stream(b, t);
+                burst[d][i][round] = bursts(b, t);
                 tier_ssd_close(t);
             }
-        for (uint32_t i = 0; i < N_IO; i++) {
-            struct tier_ssd *t = open_ssd(b, ios[i], 8);
-            alone[i][round] = measure(b, t, 1);
-            if (round == 0)
-                printf("%s\n", tier_ssd_about(t));
-            tier_ssd_close(t);
-        }
-    }
-    printf("%5s  %18s  %18s  %18s\n", "depth", "uring GB/s (cpu)", "pread GB/s (cpu)",
-           "buffered GB/s (cpu)");
+    const uint32_t middle = b->rounds / 2;
+    printf("%5s %26s %26s %26s\n", "depth", "uring GB/s (cpu s/GB)", "pread", "buffered");
     for (uint32_t d = 0; d < N_DEPTH; d++) {
         printf("%5u", depths[d]);
         for (uint32_t i = 0; i < N_IO; i++) {
-            qsort(rows[i][d], b->rounds, sizeof(struct row), by_rate);
-            const struct row *m = &rows[i][d][b->rounds / 2];
-            printf("  %9.2f (%.3f s)", m->rate, m->cpu);
+            qsort(streams[d][i], b->rounds, sizeof(struct row), by_key);
+            const struct row *m = &streams[d][i][middle];
+            printf(" %18.2f (%.3f)", m->key, m->cpu);
         }
         printf("\n");
     }
-    printf("  one");
-    for (uint32_t i = 0; i < N_IO; i++) {
-        qsort(alone[i], b->rounds, sizeof(struct row), by_rate);
-        const struct row *m = &alone[i][b->rounds / 2];
-        printf("  %9.2f (%.2f ms)", m->rate,
-               (double)(TIER_SSD_PARTS * b->slice_bytes) * 1e-6 / m->rate);
+    printf("burst of %u, ms: first / mean / last\n", b->burst);
+    for (uint32_t d = 0; d < N_DEPTH; d++) {
+        printf("%5u", depths[d]);
+        for (uint32_t i = 0; i < N_IO; i++) {
+            qsort(burst[d][i], b->rounds, sizeof(struct row), by_key);
+            const struct row *m = &burst[d][i][middle];
+            printf("     %6.1f %6.1f %7.1f", m->first, m->key, m->last);
+        }
+        printf("\n");
     }
-    printf("\n");
 }
+
+static const char usage[] =
+    "bench_ssd FILE [--bytes N of a slice] [--total N a row] [--rounds N] [--burst N experts]";
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.slice_bytes = 1000000, .total_bytes = UINT64_C(1) << 30, .rounds = 5};
+    struct bench b = {
+        .slice_bytes = 1000000, .total_bytes = UINT64_C(1) << 30, .rounds = 5, .burst = 8};
     static const struct option options[] = {{"bytes", 1, NULL, 'b'},
                                             {"total", 1, NULL, 't'},
                                             {"rounds", 1, NULL, 'r'},
+                                            {"burst", 1, NULL, 'u'},
                                             {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         const uint64_t value = c == '?' ? 0 : strtoull(optarg, NULL, 10);
         if (value == 0)
-            die("usage", "bench_ssd FILE [--bytes N] [--total N] [--rounds N]");
+            die("usage", usage);
         if (c == 'b')
             b.slice_bytes = value;
         else if (c == 't')
             b.total_bytes = value;
+        else if (c == 'u')
+            b.burst = value < SLOTS ? (uint32_t)value : SLOTS;
         else
             b.rounds = value < MAX_ROUNDS ? (uint32_t)value : MAX_ROUNDS;
     }
     struct stat s;
     if (optind + 1 != argc || stat(argv[optind], &s) != 0)
-        die("usage", "bench_ssd FILE [--bytes N] [--total N] [--rounds N]");
+        die("usage", usage);
     b.path = argv[optind];
     b.file_bytes = (uint64_t)s.st_size;
     b.n_experts = (uint32_t)(b.file_bytes / TIER_SSD_PARTS / b.slice_bytes);
