@@ -147,11 +147,6 @@ bool gw_auth_asks_key(const struct gw_auth *a)
     return a->n_keys > 0;
 }
 
-size_t gw_auth_key_count(const struct gw_auth *a)
-{
-    return a->n_keys;
-}
-
 /* ---- Host and Origin ------------------------------------------------------------------------- */
 
 /* The name or address of "host:port", "[v6]:port"; one dot behind a name goes. */

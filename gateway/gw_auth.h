@@ -27,7 +27,6 @@ enum err_code gw_auth_new(const char *hosts, const char *cors, const char *key_f
                           struct gw_auth **ret, struct err *e) __attribute__((warn_unused_result));
 void gw_auth_free(struct gw_auth *a); /* NULL is fine; wipes the keys */
 bool gw_auth_asks_key(const struct gw_auth *a);
-size_t gw_auth_key_count(const struct gw_auth *a);
 
 bool gw_auth_host_allowed(const struct gw_auth *a, const struct gw_auth_listener *l,
                           struct gw_http_text host);

@@ -326,11 +326,6 @@ uint64_t gw_stop_kept(const struct gw_stop *s)
     return s->matched ? s->kept : s->pushed;
 }
 
-uint64_t gw_stop_settled(const struct gw_stop *s)
-{
-    return s->matched ? s->pushed : s->settled;
-}
-
 bool gw_stop_in_reasoning(const struct gw_stop *s)
 {
     return s->place == IN_REASONING;

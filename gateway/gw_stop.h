@@ -72,8 +72,6 @@ bool gw_stop_matched(const struct gw_stop *s, size_t *ret_index);
 /* Pushed bytes in front of the match; all pushed bytes when there is none. A token whose bytes
  * begin at or behind it lies wholly behind the cut (empty pieces do when they come after it). */
 uint64_t gw_stop_kept(const struct gw_stop *s);
-/* Pushed bytes whose fate is settled (released, dropped as markers, or cut). */
-uint64_t gw_stop_settled(const struct gw_stop *s);
 /* The thoughts are open now: a token counts as reasoning when they were open before or after it. */
 bool gw_stop_in_reasoning(const struct gw_stop *s);
 

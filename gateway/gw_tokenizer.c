@@ -383,7 +383,8 @@ enum err_code gw_tokenizer_encode(const struct gw_tokenizer *t, const char *text
 
 /* ---- what a token is ---- */
 
-bool gw_tokenizer_is_special(const struct gw_tokenizer *t, uint32_t id)
+/* It yields no text in answers. */
+static bool is_special(const struct gw_tokenizer *t, uint32_t id)
 {
     if (id >= t->vocab->n || id == t->think[0] || id == t->think[1])
         return false;
@@ -396,17 +397,9 @@ bool gw_tokenizer_piece(const struct gw_tokenizer *t, uint32_t id, bool with_spe
     if (id >= t->vocab->n)
         return false;
     *ret_text = gw_vocab_bytes(t->vocab, id, ret_size);
-    if (!with_special && gw_tokenizer_is_special(t, id))
+    if (!with_special && is_special(t, id))
         *ret_size = 0;
     return true;
-}
-
-bool gw_tokenizer_is_end(const struct gw_tokenizer *t, uint32_t id)
-{
-    for (size_t i = 0; i < t->n_ends; i++)
-        if (t->ends[i] == id)
-            return true;
-    return false;
 }
 
 size_t gw_tokenizer_end_ids(const struct gw_tokenizer *t, const uint32_t **ret)

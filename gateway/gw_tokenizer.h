@@ -49,9 +49,6 @@ enum err_code gw_tokenizer_encode(const struct gw_tokenizer *t, const char *text
 bool gw_tokenizer_piece(const struct gw_tokenizer *t, uint32_t id, bool with_special,
                         const char **ret_text, size_t *ret_size);
 
-bool gw_tokenizer_is_special(const struct gw_tokenizer *t,
-                             uint32_t id); /* yields no text in answers */
-bool gw_tokenizer_is_end(const struct gw_tokenizer *t, uint32_t id);
 /* End tokens, ascending; lent. */
 size_t gw_tokenizer_end_ids(const struct gw_tokenizer *t, const uint32_t **ret);
 bool gw_tokenizer_bos(const struct gw_tokenizer *t, uint32_t *ret); /* false: the model has none */

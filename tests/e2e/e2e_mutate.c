@@ -14,7 +14,7 @@
 
 #include "alloc.h"
 #include "gw_conn.h"
-#include "gw_exchange.h"
+#include "http_echo.h"
 #include "http_mutate.h"
 #include "log.h"
 
@@ -23,40 +23,11 @@ struct options {
     uint64_t seed;
 };
 
-static void handle(struct gw_exchange *x, const struct gw_http_request *r, void *context)
+static void send_one(struct http_echo *echo, const struct buf *request, uint32_t index)
 {
-    static const struct gw_exchange_head head = {.status = 200};
-    (void)context;
-    if (r->body_bytes % 2 == 0) {
-        gw_exchange_respond(x, &head, r->body, r->body_bytes);
-        return;
-    }
-    gw_exchange_begin(x, &head);
-    assert_true(gw_exchange_write(x, r->body, r->body_bytes));
-    gw_exchange_end(x);
-}
-
-static const struct gw_route rows[] = {
-    {"/", GW_ROUTE_GET, false, handle},
-    {"/v1/models/{id}", GW_ROUTE_GET, false, handle},
-    {"/v1/chat/completions", GW_ROUTE_POST, true, handle},
-    {"/v1/completions", GW_ROUTE_POST, true, handle},
-    {"/tokenize", GW_ROUTE_POST, true, handle},
-};
-
-static void on_wake(void *io)
-{
-    (void)io;
-}
-
-static void send_one(struct gw_conn_shared *shared, struct ticks_fake *clock,
-                     const struct buf *request, uint32_t index)
-{
-    struct gw_auth_listener listener = {.ip = {127, 0, 0, 1}, .n_ip = 4};
-    struct gw_conn *c = gw_conn_new(shared, &listener, on_wake, NULL);
+    struct gw_conn *c = http_echo_connect(echo);
     size_t piece = index % 3 == 0 ? 1 + index % 17 : request->size, n_out;
     uint64_t n_answered = 0;
-    assert_non_null(c);
     for (size_t at = 0; at < request->size; at += piece) {
         gw_conn_feed(c, request->data + at,
                      piece < request->size - at ? piece : request->size - at);
@@ -67,9 +38,7 @@ static void send_one(struct gw_conn_shared *shared, struct ticks_fake *clock,
         n_answered += n_out;
         gw_conn_sent(c, n_out);
     }
-    clock->now_ns += 100000000000u; /* whatever it waited for: the limit is over */
-    gw_conn_tick(c);
-    if (gw_conn_state(c) == GW_CONN_OPEN)
+    if (!http_echo_ends(echo, c))
         fail_msg("request %u neither answered nor closed: %.*s", index, (int)request->size,
                  request->data);
     gw_conn_free(c);
@@ -78,29 +47,21 @@ static void send_one(struct gw_conn_shared *shared, struct ticks_fake *clock,
 static void test_e2e_mutate_each_ends_in_a_status_or_a_close(void **state)
 {
     const struct options *o = *state;
-    struct ticks_fake clock = {.now_ns = 1};
-    struct gw_auth *auth = NULL;
-    struct err e = {0};
-    assert_int_equal(gw_auth_new("a", "", "", &auth, &e), ERR_OK);
-    struct gw_conn_shared shared = {
-        .limits = gw_limits_default(),
-        .ticks = ticks_of_fake(&clock),
-        .auth = auth,
-        .routes = {rows, sizeof rows / sizeof rows[0], NULL},
-    };
+    struct http_echo echo;
+    http_echo_init(&echo);
     struct buf request = BUF_INIT(1 << 20);
     uint64_t before = alloc_live_blocks();
     for (uint32_t i = 0; i < o->count; i++) {
         http_mutate(o->seed, i, &request);
-        send_one(&shared, &clock, &request, i);
+        send_one(&echo, &request, i);
     }
-    assert_int_equal(shared.n_exchanges, 0);
+    assert_int_equal(echo.shared.n_exchanges, 0);
     buf_done(&request);
     assert_true(alloc_live_blocks() <= before);
     print_message("%u requests, %llu with a sound head, %llu refused\n", o->count,
-                  (unsigned long long)stats_get(&shared.requests),
-                  (unsigned long long)stats_get(&shared.refused));
-    gw_auth_free(auth);
+                  (unsigned long long)stats_get(&echo.shared.requests),
+                  (unsigned long long)stats_get(&echo.shared.refused));
+    http_echo_done(&echo);
 }
 
 /* Our framing of the bytes, in the words of h11_frames.py. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "gw_conn.h"
-#include "gw_exchange.h"
+#include "http_echo.h"
 #include "log.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -45,63 +45,26 @@ static struct outcome parse(const uint8_t *bytes, size_t n, size_t piece)
     return o;
 }
 
-static void handle(struct gw_exchange *x, const struct gw_http_request *r, void *context)
-{
-    static const struct gw_exchange_head head = {.status = 200};
-    (void)context;
-    if (r->body_bytes % 2 == 0) {
-        gw_exchange_respond(x, &head, r->body, r->body_bytes);
-        return;
-    }
-    gw_exchange_begin(x, &head);
-    if (!gw_exchange_write(x, r->body, r->body_bytes))
-        abort();
-    gw_exchange_end(x);
-}
-
-static void on_wake(void *io)
-{
-    (void)io;
-}
-
 static void connection(const uint8_t *bytes, size_t n, size_t piece)
 {
-    static const struct gw_route rows[] = {
-        {"/", GW_ROUTE_GET, false, handle},
-        {"/v1/models/{id}", GW_ROUTE_GET, false, handle},
-        {"/v1/chat/completions", GW_ROUTE_POST, true, handle},
-    };
-    struct ticks_fake clock = {.now_ns = 1};
-    struct gw_auth *auth = NULL;
-    if (gw_auth_new("a", "", "", &auth, NULL) != ERR_OK)
-        abort();
-    struct gw_conn_shared shared = {
-        .limits = gw_limits_default(),
-        .ticks = ticks_of_fake(&clock),
-        .auth = auth,
-        .routes = {rows, sizeof rows / sizeof rows[0], NULL},
-    };
-    struct gw_auth_listener listener = {.ip = {127, 0, 0, 1}, .n_ip = 4};
-    struct gw_conn *c = gw_conn_new(&shared, &listener, on_wake, NULL);
-    if (c == NULL)
-        abort();
+    struct http_echo echo;
+    http_echo_init(&echo);
+    struct gw_conn *c = http_echo_connect(&echo);
     for (size_t at = 0; at < n; at += piece) {
         size_t out;
         gw_conn_feed(c, bytes + at, piece < n - at ? piece : n - at);
         gw_conn_run(c);
         while ((void)gw_conn_output(c, &out), out > 0)
             gw_conn_sent(c, out);
-        clock.now_ns += 1000000;
+        echo.clock.now_ns += 1000000;
         gw_conn_tick(c);
     }
-    clock.now_ns += 100000000000u; /* all limits are over: the end must come */
-    gw_conn_tick(c);
-    if (gw_conn_state(c) == GW_CONN_OPEN)
+    if (!http_echo_ends(&echo, c))
         abort();
     gw_conn_free(c);
-    gw_auth_free(auth);
-    if (shared.n_exchanges != 0)
+    if (echo.shared.n_exchanges != 0)
         abort();
+    http_echo_done(&echo);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

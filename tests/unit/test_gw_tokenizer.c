@@ -132,7 +132,6 @@ static void test_gw_tokenizer_special_tokens_are_parsed_or_plain(void **state)
     assert_int_equal(ids.ids[0], 4094);
     encode(t, "<|im_start|>", 12, false, &ids);
     assert_true(ids.n > 1);
-    assert_true(gw_tokenizer_is_special(t, 4094));
     assert_true(gw_tokenizer_piece(t, 4094, false, &piece, &size));
     assert_int_equal(size, 0);
     assert_true(gw_tokenizer_piece(t, 4094, true, &piece, &size));
@@ -154,8 +153,6 @@ static void test_gw_tokenizer_ends_and_begin_are_the_models(void **state)
     assert_int_equal(gw_tokenizer_end_ids(t, &ends), 2);
     assert_int_equal(ends[0], 4093);
     assert_int_equal(ends[1], 4095);
-    assert_true(gw_tokenizer_is_end(t, 4095));
-    assert_false(gw_tokenizer_is_end(t, 4094));
     assert_true(gw_tokenizer_bos(t, &id));
     assert_int_equal(id, 4093);
     assert_true(gw_tokenizer_eos(t, &id));
