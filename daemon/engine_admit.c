@@ -212,13 +212,30 @@ static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
     }
 }
 
+/* Those whose turn it is not have no row in this step. */
+static void take_turns(struct engine_run *run, struct engine_sched_sequence *seen,
+                       struct engine_sched_limits *limits)
+{
+    uint32_t decoding = 0;
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        decoding |= (uint32_t)(seen[i].decoding && seen[i].max_rows > 0) << i;
+    const uint32_t picked = engine_turns_pick(&run->turns, decoding);
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        if ((decoding & ~picked) >> i & 1)
+            seen[i].max_rows = 0;
+    if (!engine_turns_prompt(&run->turns, decoding))
+        limits->prefill_chunk = 0;
+}
+
 uint32_t engine_admit_rows(struct engine_run *run, uint64_t now_ns)
 {
     struct engine_sched_sequence seen[ENGINE_MAX_SEQUENCES];
     uint32_t rows[ENGINE_MAX_SEQUENCES];
-    const struct engine_sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
-                                               .row_ns = run->row_ns};
+    struct engine_sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
+                                         .row_ns = run->row_ns,
+                                         .whole = run->turns.active};
     describe(run, now_ns, seen);
+    take_turns(run, seen, &limits);
     engine_sched_plan(seen, run->n_slots, &limits, rows);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = rows[i];

@@ -173,6 +173,11 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
         code = start_slots(run, e);
     if (code == ERR_OK)
         start_trace(run);
+    const uint64_t cycle = cycle_bytes(model);
+    engine_turns_start(&run->turns, !run->budget.all_resident,
+                       (uint32_t)(run->budget.arena / (2 * cycle) < ENGINE_TURNS_SEQUENCES
+                                      ? run->budget.arena / (2 * cycle)
+                                      : ENGINE_TURNS_SEQUENCES));
     run->count.kv_pages_total = n_pages;
     run->count.kv_page_bytes = page;
     run->count.weights_bytes = model->weights_bytes;
@@ -377,10 +382,10 @@ bool engine_run_step(struct engine_run *run)
     end_complete(run);
     if (engine_admit_rows(run, start) == 0)
         return false;
-    bool prompt = false;
+    uint32_t decode_rows = 0;
     for (uint32_t i = 0; i < run->n_slots; i++) {
         const struct engine_slot *s = &run->slots[i];
-        prompt = prompt || s->rows > 1 || (s->rows == 1 && s->n_tokens == s->n_given);
+        decode_rows += s->rows == 1 && s->n_tokens > s->n_given;
     }
     fill_step(run);
     struct err e = {.code = ERR_OK};
@@ -391,7 +396,9 @@ bool engine_run_step(struct engine_run *run)
         return true;
     }
     const uint64_t now = ticks_ns(run->config->ticks);
-    count_step(run, now - start, prompt);
+    const uint32_t prompt_rows = run->forward->n_rows - decode_rows;
+    count_step(run, now - start, prompt_rows > 0);
+    engine_turns_done(&run->turns, decode_rows, prompt_rows, now - start);
     trace_step(run);
     log_failed_reads(run);
     engine_answer_step(run, now);

@@ -6,6 +6,7 @@
 #include "engine_budget.h"
 #include "engine_forward.h"
 #include "engine_mail.h"
+#include "engine_turns.h"
 #include "kv_sequence.h"
 #include "route_trace.h"
 #include "sample.h"
@@ -42,10 +43,11 @@ struct engine_run {
     struct sample sample;
     uint32_t n_ctx, max_pages, n_slots;
     struct engine_slot slots[ENGINE_MAX_SEQUENCES];
-    uint32_t *slot_arrays;     /* tokens and pages of all slots */
-    struct list waiting;       /* struct engine_job.waiting */
-    uint64_t row_ns;           /* measured; 0: unknown */
+    uint32_t *slot_arrays; /* tokens and pages of all slots */
+    struct list waiting;   /* struct engine_job.waiting */
+    uint64_t row_ns;       /* measured; 0: unknown */
     struct engine_budget budget;
+    struct engine_turns turns;
     struct route_trace *trace; /* NULL: none */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };

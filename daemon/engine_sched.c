@@ -11,6 +11,8 @@ int64_t engine_sched_urgency(uint32_t remaining, int8_t priority, uint64_t waite
 static uint32_t prompt_rows(const struct engine_sched_limits *limits, uint32_t decoding)
 {
     uint64_t rows = limits->prefill_chunk;
+    if (limits->whole)
+        return (uint32_t)rows;
     if (decoding > 0 && limits->row_ns == 0 && rows > ENGINE_SCHED_FIRST_ROWS)
         rows = ENGINE_SCHED_FIRST_ROWS;
     if (decoding > 0 && limits->row_ns > 0) {
