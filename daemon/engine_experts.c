@@ -59,9 +59,10 @@ static enum err_code open_reads(struct engine_experts *x,
     if (code == ERR_OK)
         code = tier_ssd_open(&(struct tier_ssd_options){.paths = paths,
                                                         .n_files = file->n_files,
-                                       .fds = file->fds,
+                                                        .fds = file->fds,
                                                         .io = options->io,
                                                         .depth = options->depth,
+                                                        .source = options->source,
                                                         .arena = x->ops->buffer_host(x->ram.arena),
                                                         .arena_bytes = options->arena_bytes},
                              &x->ssd, e);

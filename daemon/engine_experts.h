@@ -19,8 +19,9 @@
 struct engine_experts_options {
     uint64_t arena_bytes;
     enum tier_ssd_io io;
-    uint32_t depth;    /* of reads */
-    uint32_t max_rows; /* of a step */
+    uint32_t depth;                        /* of reads */
+    uint32_t max_rows;                     /* of a step */
+    const struct tier_read_source *source; /* NULL: by `io`; else a test's own reader */
 };
 
 struct engine_experts {

@@ -1,0 +1,274 @@
+/* Reads that fail, files that change: the rows that need such an expert fail and say why, the others
+ * give the right bits, and when the disk is well again so is everything. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "alloc.h"
+#include "engine_forward.h"
+#include "fake_read.h"
+#include "gguf.h"
+
+enum {
+    ROWS = 8,
+    ARENA = 3 << 20 /* a third of the experts */
+};
+
+struct subject {
+    struct k_device *device;
+    struct k_stream *stream;
+    struct model *model;
+    struct engine_experts *experts;
+    struct k_buffer *pool;
+    struct engine_forward *forward;
+};
+
+static struct fake_read fake;
+static float *expected; /* [ROWS][n_vocab] of the resident run */
+
+static void must(enum err_code code, const struct err *e)
+{
+    if (code != ERR_OK)
+        fail_msg("%s", e->text);
+}
+
+static struct subject subject_open(const char *path, uint64_t arena, bool faulty)
+{
+    struct subject s = {.device = NULL};
+    struct err e = {.code = ERR_OK};
+    const struct engine_forward_sizes sizes = {
+        .max_rows = ROWS, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
+    must(k_open(K_LEVEL_AUTO, 2, &s.device, &e), &e);
+    must(k_ops(s.device)->stream_new(s.device, &s.stream, &e), &e);
+    struct model_loading loading = {.path = path, .device = s.device, .stream = s.stream};
+    must(model_open(&loading, &s.model, &e), &e);
+    const struct engine_experts_options options = {.arena_bytes =
+                                                       arena != 0 ? arena : s.model->experts_bytes,
+                                                   .depth = 4,
+                                                   .max_rows = ROWS,
+                                                   .source = faulty ? &fake.source : NULL};
+    must(engine_experts_new(s.device, s.stream, s.model, &options, &s.experts, &e), &e);
+    loading.ssd = s.experts->ssd;
+    loading.arena = s.experts->ram.arena;
+    loading.arena_bytes = s.experts->ram.bytes;
+    loading.total_bytes = s.model->weights_bytes;
+    must(model_load(s.model, &loading, &e), &e);
+    must(k_ops(s.device)->buffer_new(s.device, ROWS * engine_forward_page_bytes(s.model, K_KV_F16),
+                                     &s.pool, &e),
+         &e);
+    must(engine_forward_new(s.device, s.stream, s.experts, &sizes, s.pool, &s.forward, &e), &e);
+    return s;
+}
+
+static void subject_close(struct subject *s)
+{
+    const struct k_ops *ops = k_ops(s->device);
+    engine_forward_free(s->forward);
+    engine_experts_free(s->experts);
+    ops->buffer_free(s->pool);
+    model_close(s->model);
+    ops->stream_free(s->stream);
+    k_close(s->device);
+}
+
+/* One step: eight sequences, each with its first token. */
+static void step(struct subject *s)
+{
+    struct engine_forward *f = s->forward;
+    struct err e = {.code = ERR_OK};
+    f->n_rows = f->n_logits = ROWS;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        engine_forward_set_pages(f, i, &i, 1);
+        f->token[i] = 40 + 31 * i;
+        f->position[i] = 0;
+        f->logit_row[i] = f->sequence[i] = i;
+    }
+    must(engine_forward_step(f, &e), &e);
+}
+
+/* Rows that did not fail have the resident run's bits. Returns how many failed. */
+static uint32_t check_rows(const struct subject *s)
+{
+    const size_t n = s->model->shape.n_vocab;
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        failed += s->experts->row_failed[i];
+        if (!s->experts->row_failed[i])
+            assert_memory_equal(s->forward->logits + i * n, expected + i * n, n * sizeof(float));
+    }
+    return failed;
+}
+
+static void model_path(char path[512])
+{
+    snprintf(path, 512, "%s/models/tinymoe-q4_k_m.gguf", ISLET_TEST_DIR);
+}
+
+static int set_expected(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    struct subject s = subject_open(path, 0, false);
+    step(&s);
+    const size_t bytes = ROWS * (size_t)s.model->shape.n_vocab * sizeof(float);
+    expected = alloc_get(ALLOC_MISC, bytes);
+    assert_non_null(expected);
+    memcpy(expected, s.forward->logits, bytes);
+    assert_int_equal(check_rows(&s), 0);
+    subject_close(&s);
+    return 0;
+}
+
+static int free_expected(void **state)
+{
+    (void)state;
+    alloc_free(expected);
+    return 0;
+}
+
+/* A copy that may be damaged; unlinked by the caller. */
+static void copy_model(char ret[64])
+{
+    char path[512], buffer[65536];
+    model_path(path);
+    snprintf(ret, 64, "/var/tmp/islet-experts-XXXXXX");
+    const int to = mkstemp(ret), from = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(to >= 0 && from >= 0);
+    for (ssize_t n; (n = read(from, buffer, sizeof(buffer))) > 0;)
+        assert_int_equal(write(to, buffer, (size_t)n), n);
+    close(from);
+    close(to);
+}
+
+static void test_engine_experts_each_failed_read_fails_its_rows_only(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    struct subject s = subject_open(path, ARENA, true);
+    uint32_t some = 0;
+    for (uint64_t nth = 1; nth < 200; nth += 3) {
+        const uint64_t before = fake.n_faults;
+        fake.fail_errno = EIO;
+        fake.fail_nth = nth;
+        fake.fail_forever = true;
+        step(&s);
+        const uint32_t failed = check_rows(&s);
+        some += failed > 0 && failed < ROWS;
+        if (fake.n_faults > before) {
+            assert_true(failed > 0);
+            assert_int_equal(s.experts->error.code, ERR_IO);
+            assert_non_null(strstr(s.experts->error.text, "Input/output error"));
+        }
+        fake.fail_nth = 0;
+        fake.fail_forever = false;
+        step(&s); /* the disk is well again: no slot or pin was lost */
+        assert_int_equal(check_rows(&s), 0);
+    }
+    assert_true(some > 0);
+    subject_close(&s);
+}
+
+static void test_engine_experts_one_failure_is_repeated_unseen(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    fake.seed = 99; /* results in any order */
+    struct subject s = subject_open(path, ARENA, true);
+    for (uint64_t nth = 1; nth < 60; nth += 7) {
+        fake.fail_errno = EIO;
+        fake.fail_nth = nth;
+        step(&s);
+        assert_int_equal(check_rows(&s), 0);
+    }
+    assert_true(fake.n_faults > 0);
+    subject_close(&s);
+}
+
+static void test_engine_experts_a_cut_file_is_said(void **state)
+{
+    (void)state;
+    char path[64];
+    copy_model(path);
+    struct subject s = subject_open(path, ARENA, false);
+    step(&s);
+    assert_int_equal(check_rows(&s), 0);
+    assert_int_equal(truncate(path, 5 << 20), 0);
+    step(&s);
+    assert_true(check_rows(&s) > 0);
+    assert_non_null(strstr(s.experts->error.text, path + 9));
+    subject_close(&s);
+    unlink(path);
+}
+
+static void test_engine_experts_a_changed_file_gives_no_token(void **state)
+{
+    (void)state;
+    char path[64];
+    copy_model(path);
+    struct subject s = subject_open(path, ARENA, false);
+    step(&s);
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "changed", 7, 6 << 20), 7);
+    close(fd);
+    step(&s);
+    assert_true(check_rows(&s) > 0);
+    assert_int_equal(s.experts->error.code, ERR_FORMAT);
+    subject_close(&s);
+    unlink(path);
+}
+
+static void test_engine_experts_a_value_that_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    char path[64];
+    copy_model(path);
+    struct subject s = subject_open(path, ARENA, false);
+    step(&s);
+    /* an expert that the first row needs in the second layer */
+    const uint32_t expert = engine_forward_routes(s.forward, 1)[0];
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    model_expert_parts(s.model, 1, expert, 0, parts);
+    subject_close(&s);
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "\xff\x7f", 2, (off_t)parts[1].offset), 2); /* d = NaN */
+    close(fd);
+    s = subject_open(path, ARENA, false);
+    for (int pass = 0; pass < 2; pass++) {
+        step(&s);
+        const uint32_t failed = check_rows(&s);
+        assert_true(failed > 0 && failed < ROWS);
+        assert_true(s.experts->row_failed[0]);
+        assert_int_equal(s.experts->error.code, ERR_FORMAT);
+        assert_non_null(strstr(s.experts->error.text, "blk.1.ffn_up_exps.weight"));
+    }
+    subject_close(&s);
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_engine_experts_each_failed_read_fails_its_rows_only),
+        cmocka_unit_test(test_engine_experts_one_failure_is_repeated_unseen),
+        cmocka_unit_test(test_engine_experts_a_cut_file_is_said),
+        cmocka_unit_test(test_engine_experts_a_changed_file_gives_no_token),
+        cmocka_unit_test(test_engine_experts_a_value_that_is_not_finite_is_named),
+    };
+    return cmocka_run_group_tests(tests, set_expected, free_expected);
+}
