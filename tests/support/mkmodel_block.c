@@ -128,11 +128,12 @@ static void random_q4_0(struct mkmodel_block_noise *n, float std, void *to)
 static void value_write(enum k_format format, float x, void *to)
 {
     const uint32_t bits = k_float_bits(x);
-    const uint16_t half = format == K_BF16 ? (uint16_t)(bits >> 16) : k_float_to_f16(x);
-    if (format == K_F32)
+    if (format == K_F32) {
         memcpy(to, &bits, sizeof(bits));
-    else
+    } else {
+        const uint16_t half = format == K_BF16 ? (uint16_t)(bits >> 16) : k_float_to_f16(x);
         memcpy(to, &half, sizeof(half));
+    }
 }
 
 void mkmodel_block_random(enum k_format format, uint64_t key, float std, void *to)
@@ -160,6 +161,31 @@ void mkmodel_block_random(enum k_format format, uint64_t key, float std, void *t
     case K_Q6_K:
         random_q6_k(&n, std, to);
         break;
+    }
+}
+
+void mkmodel_block_halves(enum k_format format, uint64_t key, float std, uint64_t first, uint64_t n,
+                          void *to)
+{
+    enum {
+        VALUES = 4096
+    };
+    uint16_t values[VALUES];
+    uint8_t *out = to;
+    for (int i = 0; i < VALUES; i++) { /* the middles of equal steps */
+        const double unit = (i + 0.5) / VALUES;
+        value_write(format, (float)((unit * 2 - 1) * 1.7320508075688772 * (double)std), &values[i]);
+    }
+    for (uint64_t i = first; i < first + n;) {
+        struct mkmodel_block_noise noise = {key ^ (i / 4) << 8};
+        noise.state = mkmodel_block_next(&noise);
+        uint64_t draw = mkmodel_block_next(&noise) >> (16 * (i % 4));
+        do {
+            memcpy(out, &values[draw % VALUES], 2);
+            draw >>= 16;
+            out += 2;
+            i++;
+        } while (i % 4 != 0 && i < first + n);
     }
 }
 

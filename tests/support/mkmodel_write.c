@@ -24,37 +24,45 @@ enum {
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static void block_write(const struct mkmodel_plan *p, const struct mkmodel_router *router,
-                        size_t tensor, uint64_t number, void *to)
+static uint64_t key_of(const struct mkmodel_plan *p, size_t tensor)
+{
+    return p->o.seed * UINT64_C(0x9e3779b97f4a7c15) ^ (uint64_t)tensor << 44;
+}
+
+/* `n` blocks from `number` on. */
+static void blocks_write(const struct mkmodel_plan *p, const struct mkmodel_router *router,
+                         size_t tensor, uint64_t number, uint64_t n, uint8_t *to)
 {
     const struct mkmodel_tensor *t = &p->tensors[tensor];
-    if (router != NULL) {
-        const uint64_t elements = k_format_block_elements(t->format);
-        const uint64_t in_row = t->dims[0] / elements;
-        if (mkmodel_router_block(router, t, number / in_row, number % in_row * elements, to))
-            return;
+    const uint64_t elements = k_format_block_elements(t->format);
+    const uint64_t bytes = k_format_block_bytes(t->format), in_row = t->dims[0] / elements;
+    const uint64_t key = key_of(p, tensor), end = number + n;
+    if (router != NULL && !mkmodel_router_shapes(router, t))
+        router = NULL;
+    if (router == NULL && (t->format == K_F16 || t->format == K_BF16)) {
+        mkmodel_block_halves(t->format, key, t->std, number, n, to);
+        return;
     }
-    const uint64_t key =
-        p->o.seed * UINT64_C(0x9e3779b97f4a7c15) ^ (uint64_t)tensor << 44 ^ number << 8;
-    mkmodel_block_random(t->format, key, t->std, to);
+    for (; number < end; number++, to += bytes)
+        if (router == NULL ||
+            !mkmodel_router_block(router, t, number / in_row, number % in_row * elements, to))
+            mkmodel_block_random(t->format, key ^ number << 8, t->std, to);
 }
 
 /* Bytes from..end of the tensor, both within it. */
 static void tensor_write(const struct mkmodel_plan *p, const struct mkmodel_router *router,
                          size_t tensor, uint64_t from, uint64_t end, uint8_t *to)
 {
-    const struct mkmodel_tensor *t = &p->tensors[tensor];
-    const uint64_t block = k_format_block_bytes(t->format);
-    if (router != NULL && !mkmodel_router_shapes(router, t))
-        router = NULL;
+    const uint64_t block = k_format_block_bytes(p->tensors[tensor].format);
     while (from < end) {
-        const uint64_t number = from / block, skip = from % block;
-        const uint64_t n = block - skip < end - from ? block - skip : end - from;
-        if (n == block) {
-            block_write(p, router, tensor, number, to);
-        } else { /* cut by the border of a piece */
+        const uint64_t skip = from % block, left = end - from;
+        uint64_t n = left / block * block;
+        if (skip == 0 && n > 0) {
+            blocks_write(p, router, tensor, from / block, n / block, to);
+        } else { /* a block cut by the border of a piece */
             uint8_t whole[MKMODEL_BLOCK_MAX_BYTES];
-            block_write(p, router, tensor, number, whole);
+            n = block - skip < left ? block - skip : left;
+            blocks_write(p, router, tensor, from / block, 1, whole);
             memcpy(to, whole + skip, n);
         }
         from += n;

@@ -45,6 +45,24 @@ static void test_mkmodel_block_random_has_the_deviation_in_every_format(void **s
     }
 }
 
+static void test_mkmodel_block_halves_have_the_deviation_in_any_pieces(void **state)
+{
+    (void)state;
+    static uint8_t pieces[N * 2];
+    for (int f = 1; f < 3; f++) {
+        double squares = 0;
+        mkmodel_block_halves(formats[f], 9, 0.25f, 0, N, blocks);
+        for (uint64_t at = 0, n = 1; at < N; at += n, n = n % 11 + 1)
+            mkmodel_block_halves(formats[f], 9, 0.25f, at, n < N - at ? n : N - at,
+                                 pieces + 2 * at);
+        assert_memory_equal(blocks, pieces, sizeof(pieces));
+        k_dequantise(formats[f], blocks, values, N);
+        for (int i = 0; i < N; i++)
+            squares += (double)values[i] * (double)values[i];
+        assert_true(fabs(sqrt(squares / N) - 0.25) < 0.01);
+    }
+}
+
 static void test_mkmodel_block_random_same_key_gives_same_bytes(void **state)
 {
     (void)state;
@@ -106,6 +124,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mkmodel_block_random_has_the_deviation_in_every_format),
+        cmocka_unit_test(test_mkmodel_block_halves_have_the_deviation_in_any_pieces),
         cmocka_unit_test(test_mkmodel_block_random_same_key_gives_same_bytes),
         cmocka_unit_test(test_mkmodel_block_random_std_zero_gives_ones),
         cmocka_unit_test(test_mkmodel_block_marks_are_exact_in_every_format),
