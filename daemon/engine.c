@@ -9,13 +9,13 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "engine_plan.h"
 #include "engine_run.h"
 #include "fault.h"
 #include "log.h"
 
 enum {
     IDLE_MS = 1000,
-    FILL_AT_START_BYTES = 512 << 20,
     RESIDENT_EVERY_NS = 1000000000
 };
 
@@ -245,7 +245,7 @@ static void know_model(struct engine *g)
 static enum err_code read_weights(struct engine *g, struct model_loading *loading, struct err *e)
 {
     const uint64_t experts = g->model->experts_bytes;
-    const bool fill = g->run.experts->all_fit && experts <= FILL_AT_START_BYTES;
+    const bool fill = engine_plan_fills_at_start(&g->run.budget, experts);
     loading->ssd = g->run.experts->ssd;
     loading->arena = g->run.experts->ram.arena;
     loading->arena_bytes = g->run.experts->ram.bytes;

@@ -13,6 +13,20 @@ uint64_t engine_budget_auto(uint64_t available)
     return available / 10 * 7;
 }
 
+static enum err_code too_small(const struct engine_budget_needs *needs, uint64_t least_arena,
+                               uint64_t least, struct err *e)
+{
+    const bool grows = needs->least > least;
+    return err_set(e, ERR_NOMEM,
+                   "memory.ram_budget %s%s is too small: dense weights %s + KV pages %s%s + work "
+                   "%s + one expert %s%s%s is the least that works; raise it, or lower "
+                   "memory.kv_budget or batch.prefill_chunk",
+                   needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
+                   units_bytes(needs->weights).s, units_bytes(needs->kv).s, grows ? " (auto)" : "",
+                   units_bytes(needs->work).s, units_bytes(least_arena).s, grows ? "; " : " = ",
+                   units_bytes(grows ? needs->least : least).s);
+}
+
 enum err_code engine_budget_split(const struct engine_budget_needs *needs,
                                   struct engine_budget *ret, struct err *e)
 {
@@ -25,14 +39,7 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
         !size_add(fixed, least_arena, &least))
         return err_set(e, ERR_LIMIT, "the model is larger than the address space");
     if (needs->budget < least)
-        return err_set(
-            e, ERR_NOMEM,
-            "memory.ram_budget %s%s is too small: dense weights %s + KV pages %s + work %s "
-            "+ one expert %s = %s is the least that works; raise it, or lower "
-            "memory.kv_budget or batch.prefill_chunk",
-            needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
-            units_bytes(needs->weights).s, units_bytes(needs->kv).s, units_bytes(needs->work).s,
-            units_bytes(least_arena).s, units_bytes(least).s);
+        return too_small(needs, least_arena, least, e);
     const uint64_t rest = (needs->budget - fixed) & ~(PAGE - 1ull);
     const uint64_t arena = rest < wanted ? rest : wanted;
     if (needs->available != 0 && fixed + arena > needs->available)

@@ -20,6 +20,7 @@ struct engine_budget_needs {
     uint64_t experts;        /* extents of all experts */
     uint64_t largest_expert; /* an extent */
     uint64_t cycle;          /* extents that one token needs in all layers */
+    uint64_t least;          /* the least budget that works where kv grows with it; 0: the sum */
 };
 
 struct engine_budget {

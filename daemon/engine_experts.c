@@ -43,10 +43,11 @@ uint64_t engine_experts_bytes(const struct model *m, uint32_t max_rows)
     return lay_out(&x, NULL, m->shape.n_layer * m->shape.n_expert, m->shape.n_expert, max_rows);
 }
 
-static enum err_code open_reads(struct engine_experts *x,
-                                const struct engine_experts_options *options, struct err *e)
+enum err_code engine_experts_open_ssd(const struct model *m,
+                                      const struct engine_experts_options *options, void *arena,
+                                      struct tier_ssd **ret, struct err *e)
 {
-    const struct gguf_file *file = x->model->file;
+    const struct gguf_file *file = m->file;
     const char **paths = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*paths));
     char(*names)[GGUF_FILE_MAX_PATH] = alloc_zero(ALLOC_MODEL, file->n_files, sizeof(*names));
     enum err_code code = ERR_OK;
@@ -63,11 +64,9 @@ static enum err_code open_reads(struct engine_experts *x,
                                                         .io = options->io,
                                                         .depth = options->depth,
                                                         .source = options->source,
-                                                        .arena = x->ops->buffer_host(x->ram.arena),
+                                                        .arena = arena,
                                                         .arena_bytes = options->arena_bytes},
-                             &x->ssd, e);
-    if (code == ERR_OK)
-        tier_ssd_reserved(x->ssd, x->ram.reserved);
+                             ret, e);
     alloc_free(names);
     alloc_free(paths);
     return code;
@@ -100,11 +99,13 @@ enum err_code engine_experts_new(struct k_device *device, struct k_stream *strea
     if (code == ERR_OK)
         code = tier_ram_start(&x->ram, device, options->arena_bytes, e);
     if (code == ERR_OK)
-        code = open_reads(x, options, e);
-    if (code == ERR_OK)
+        code = engine_experts_open_ssd(m, options, x->ops->buffer_host(x->ram.arena), &x->ssd, e);
+    if (code == ERR_OK) {
+        tier_ssd_reserved(x->ssd, x->ram.reserved);
         *ret = x;
-    else
+    } else {
         engine_experts_free(x);
+    }
     return code;
 }
 

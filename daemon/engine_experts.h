@@ -59,6 +59,12 @@ struct engine_experts {
 
 /* Bytes of the host that engine_experts_start takes beside the arena. */
 uint64_t engine_experts_bytes(const struct model *m, uint32_t max_rows);
+/* Opens the model's own files for reads of experts into `arena`, of options->arena_bytes, aligned to
+ * TIER_SSD_ALIGN and lent until tier_ssd_close. Gives *ret. Errors: as tier_ssd_open. */
+enum err_code engine_experts_open_ssd(const struct model *m,
+                                      const struct engine_experts_options *options, void *arena,
+                                      struct tier_ssd **ret, struct err *e)
+    __attribute__((warn_unused_result));
 /* Reserves the arena and opens the reads. The model's weights are loaded after this, through
  * x->ssd. Gives *ret; free with engine_experts_free. */
 enum err_code engine_experts_new(struct k_device *device, struct k_stream *stream, struct model *m,

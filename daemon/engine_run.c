@@ -4,6 +4,7 @@
 #include "engine_admit.h"
 #include "engine_answer.h"
 #include "engine_machine.h"
+#include "engine_plan.h"
 #include "fault.h"
 #include "log.h"
 #include "units.h"
@@ -15,27 +16,6 @@ size_t engine_run_events(const struct engine_config *config)
 }
 
 /* ---- start ---- */
-
-static uint32_t pages_of(uint32_t positions)
-{
-    return (uint32_t)(((uint64_t)positions + K_PAGE - 1) / K_PAGE);
-}
-
-/* Context = min(model, setting, what the pool holds). ram: memory.ram_budget in bytes. */
-static uint32_t size_pool(struct engine_run *run, uint64_t ram)
-{
-    const struct engine_config *c = run->config;
-    const uint64_t page = engine_forward_page_bytes(run->model, (enum k_kv_type)c->kv_type);
-    uint32_t context = run->model->shape.n_ctx_train;
-    if (c->context != 0 && c->context < context)
-        context = c->context;
-    const uint32_t n = kv_page_count(c->kv_budget, ram, page, pages_of(context), c->max_sequences);
-    if (n < pages_of(context))
-        context = n * K_PAGE;
-    run->n_ctx = context;
-    run->max_pages = pages_of(context);
-    return n;
-}
 
 static enum err_code start_slots(struct engine_run *run, struct err *e)
 {
@@ -52,47 +32,15 @@ static enum err_code start_slots(struct engine_run *run, struct err *e)
     return ERR_OK;
 }
 
-static uint64_t largest_expert(const struct model *m)
+/* A budget below what one token needs is said loudly: no policy can have hits then. */
+static void warn_below_token(const struct engine_plan *plan)
 {
-    uint64_t largest = 0;
-    for (uint32_t i = 0; i < m->shape.n_layer; i++)
-        largest = m->expert_bytes[i] > largest ? m->expert_bytes[i] : largest;
-    return largest;
-}
-
-/* Bytes of the experts that one token uses. */
-static uint64_t cycle_bytes(const struct model *m)
-{
-    uint64_t cycle = 0;
-    for (uint32_t i = 0; i < m->shape.n_layer; i++)
-        cycle += m->expert_bytes[i] * m->shape.n_expert_used;
-    return cycle;
-}
-
-static enum err_code split_budget(struct engine_run *run, uint64_t available, uint64_t kv,
-                                  uint64_t work, struct err *e)
-{
-    const struct model *m = run->model;
-    const bool automatic = run->config->ram_budget == 0;
-    const struct engine_budget_needs needs = {.budget = automatic ? engine_budget_auto(available)
-                                                                  : run->config->ram_budget,
-                                              .automatic = automatic,
-                                              .available = available,
-                                              .weights = m->weights_bytes,
-                                              .kv = kv,
-                                              .work = work,
-                                              .experts = m->experts_bytes,
-                                              .largest_expert = largest_expert(m),
-                                              .cycle = cycle_bytes(m)};
-    const enum err_code code = engine_budget_split(&needs, &run->budget, e);
-    if (code == ERR_OK && run->budget.below_cycle)
-        log_warn(
-            "engine", "budget_below_token",
-            "slots_bytes=%llu token_bytes=%llu ram_budget=%llu hint=\"every token reads all of "
-            "its experts from the SSD; %s more of ram_budget would keep some\"",
-            (unsigned long long)run->budget.arena, (unsigned long long)needs.cycle,
-            (unsigned long long)needs.budget, units_bytes(2 * needs.cycle - run->budget.arena).s);
-    return code;
+    log_warn("engine", "budget_below_token",
+             "slots_bytes=%llu token_bytes=%llu ram_budget=%llu hint=\"every token reads all of "
+             "its experts from the SSD; %s more of ram_budget would keep some\"",
+             (unsigned long long)plan->budget.arena, (unsigned long long)plan->needs.cycle,
+             (unsigned long long)plan->needs.budget,
+             units_bytes(2 * plan->needs.cycle - plan->budget.arena).s);
 }
 
 /* Buffers that live as long as the model. */
@@ -144,27 +92,21 @@ static void trace_step(struct engine_run *run)
 enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
                                struct k_stream *stream, struct model *model, struct err *e)
 {
-    const uint64_t available = engine_machine_available();
+    struct engine_plan plan;
     run->model = model;
     run->ops = k_ops(device);
     run->stream = stream;
-    const uint32_t n_pages =
-        size_pool(run, run->config->ram_budget == 0 ? engine_budget_auto(available)
-                                                    : run->config->ram_budget);
-    const struct engine_forward_sizes sizes = {
-        .max_rows = run->config->prefill_chunk + run->config->max_sequences,
-        .max_logits = run->config->max_sequences + ENGINE_RUN_PROMPT_LOGITS,
-        .max_sequences = run->config->max_sequences,
-        .max_pages = run->max_pages,
-        .kv_type = (enum k_kv_type)run->config->kv_type};
-    const uint64_t page = engine_forward_page_bytes(model, sizes.kv_type);
-    const uint64_t work =
-        engine_forward_bytes(device, model, &sizes) + engine_experts_bytes(model, sizes.max_rows);
-    enum err_code code = split_budget(run, available, n_pages * page, work, e);
+    enum err_code code =
+        engine_plan_make(run->config, device, model, engine_machine_available(), &plan, e);
+    run->budget = plan.budget;
+    run->n_ctx = plan.n_ctx;
+    run->max_pages = plan.sizes.max_pages;
+    if (code == ERR_OK && plan.budget.below_cycle)
+        warn_below_token(&plan);
     if (code == ERR_OK)
-        code = start_buffers(run, device, &sizes, n_pages * page, e);
+        code = start_buffers(run, device, &plan.sizes, plan.needs.kv, e);
     if (code == ERR_OK)
-        code = kv_page_start(&run->pages, n_pages, e);
+        code = kv_page_start(&run->pages, plan.n_pages, e);
     if (code == ERR_OK)
         code = kv_prefix_start(&run->prefix, &run->pages, e);
     if (code == ERR_OK)
@@ -173,15 +115,15 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
         code = start_slots(run, e);
     if (code == ERR_OK)
         start_trace(run);
-    const uint64_t cycle = cycle_bytes(model);
+    const uint64_t cycle = plan.needs.cycle;
     engine_turns_start(&run->turns, !run->budget.all_resident,
                        (uint32_t)(run->budget.arena / (2 * cycle) < ENGINE_TURNS_SEQUENCES
                                       ? run->budget.arena / (2 * cycle)
                                       : ENGINE_TURNS_SEQUENCES));
-    run->count.kv_pages_total = n_pages;
-    run->count.kv_page_bytes = page;
+    run->count.kv_pages_total = plan.n_pages;
+    run->count.kv_page_bytes = plan.page_bytes;
     run->count.weights_bytes = model->weights_bytes;
-    run->count.work_bytes = work;
+    run->count.work_bytes = plan.needs.work;
     run->count.ram_budget_bytes = run->budget.total;
     run->count.ram_slots_bytes = run->budget.arena;
     run->count.experts_total = model->shape.n_layer * model->shape.n_expert;

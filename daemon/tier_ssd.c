@@ -490,3 +490,8 @@ const char *tier_ssd_about(const struct tier_ssd *t)
 {
     return t->about;
 }
+
+bool tier_ssd_is_direct(const struct tier_ssd *t)
+{
+    return t->direct;
+}

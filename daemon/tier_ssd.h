@@ -90,6 +90,7 @@ enum err_code tier_ssd_check_files(struct tier_ssd *t, struct err *e)
 /* The first `bytes` of the arena have their pages from now on: the reader may register them. */
 void tier_ssd_reserved(struct tier_ssd *t, uint64_t bytes);
 
+bool tier_ssd_is_direct(const struct tier_ssd *t); /* reads past the page cache */
 struct tier_ssd_counts tier_ssd_count(const struct tier_ssd *t);
 /* "io_uring O_DIRECT depth 8" or "pread O_DIRECT, 4 threads (io_uring refused: ...)". */
 const char *tier_ssd_about(const struct tier_ssd *t);

@@ -21,6 +21,7 @@
 #include "log.h"
 #include "paths.h"
 #include "settings.h"
+#include "worker_config.h"
 #include "worker_peer.h"
 #include "worker_socket.h"
 #include "worker_watch.h"
@@ -529,31 +530,15 @@ static enum err_code worker_loop_listen(struct worker_loop *w, struct err *e)
 
 static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err *e)
 {
-    const struct settings *s = w->settings;
-    bool is_auto = settings_is_auto(s, SETTING_memory_kv_budget);
-    snprintf(w->model_path, sizeof w->model_path, "%s", settings_text(s, SETTING_model_path));
-    snprintf(w->trace_path, sizeof w->trace_path, "%s", settings_text(s, SETTING_route_trace));
-    struct engine_config config = {
-        .model_path = w->model_path,
-        .trouble = w->options->trouble,
-        .cpu_level = settings_choice(s, SETTING_compute_cpu_level),
-        .threads = (uint32_t)settings_count(s, SETTING_compute_threads),
-        .ram_budget = settings_is_auto(s, SETTING_memory_ram_budget)
-                          ? 0
-                          : settings_bytes(s, SETTING_memory_ram_budget),
-        .kv_budget = is_auto ? 0 : settings_bytes(s, SETTING_memory_kv_budget),
-        .kv_type = settings_choice(s, SETTING_memory_kv_type),
-        .trace_path = w->trace_path,
-        .ssd_io = settings_choice(s, SETTING_ssd_io),
-        .ssd_depth = (uint32_t)settings_count(s, SETTING_ssd_depth),
-        .context = (uint32_t)settings_count(s, SETTING_model_context),
-        .max_sequences = (uint32_t)settings_count(s, SETTING_batch_max_sequences),
-        .prefill_chunk = (uint32_t)settings_count(s, SETTING_batch_prefill_chunk),
-        .max_waiting = WORKER_LOOP_WAITING,
-        .ticks = ticks_real(),
-        .notify = worker_loop_wake,
-        .notify_context = w,
-    };
+    struct engine_config config = worker_config_engine(w->settings);
+    snprintf(w->model_path, sizeof w->model_path, "%s", config.model_path);
+    snprintf(w->trace_path, sizeof w->trace_path, "%s", config.trace_path);
+    config.model_path = w->model_path; /* copies: the settings may be read again */
+    config.trace_path = w->trace_path;
+    config.trouble = w->options->trouble;
+    config.max_waiting = WORKER_LOOP_WAITING;
+    config.notify = worker_loop_wake;
+    config.notify_context = w;
     return engine_start(&config, &w->engine, e);
 }
 

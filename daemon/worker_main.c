@@ -7,6 +7,7 @@
 #include "fault.h"
 #include "settings.h"
 #include "worker_loop.h"
+#include "worker_plan.h"
 #include "worker_socket.h"
 
 enum {
@@ -25,6 +26,8 @@ static void worker_main_help(void)
         "  --config FILE            read FILE instead of ~/.config/islet/islet.conf or\n"
         "                           /etc/islet/islet.conf\n"
         "  --set SECTION.KEY=VALUE  override a setting; may be given several times\n"
+        "  --plan                   say what the model needs, what fits and what speed to expect,\n"
+        "                           without loading it, and end; --json: as one JSON object\n"
         "  --check-config           read the settings, say what is wrong, and end\n"
         "  --help-config            every setting with its default, range and meaning\n"
         "  --list-crash-points      names for ISLET_CRASH_AT=name:n (tests)\n"
@@ -33,7 +36,8 @@ static void worker_main_help(void)
         "Signals: SIGTERM and SIGINT let running answers finish (server.drain_deadline); a second\n"
         "one ends at once. SIGHUP reads the settings again and looks for a missing model again.\n"
         "Exit status: 0 asked to stop, 64 wrong usage, 71 cannot listen, 75 already running,\n"
-        "78 wrong settings.");
+        "78 wrong settings\n"
+        "(or with --plan, a model that would not be served).");
 }
 
 static enum err_code worker_main_settings(const struct worker_loop_options *options,
@@ -64,6 +68,19 @@ static int worker_main_check(const struct worker_loop_options *options)
     return 0;
 }
 
+static int worker_main_plan(const struct worker_loop_options *options, bool json)
+{
+    struct settings *settings = NULL;
+    struct err e = {0};
+    if (worker_main_settings(options, &settings, &e) != ERR_OK) {
+        fprintf(stderr, "isletd: %s\n", e.text);
+        return WORKER_EXIT_CONFIG;
+    }
+    const int status = worker_plan_run(settings, json);
+    settings_free(settings);
+    return status;
+}
+
 static int worker_main_run(struct worker_loop_options *options)
 {
     int status = WORKER_LOOP_AGAIN;
@@ -91,12 +108,14 @@ int main(int argc, char **argv)
                                           {"help", no_argument, NULL, 'h'},
                                           {"version", no_argument, NULL, 'v'},
                                           {"check-config", no_argument, NULL, 'k'},
+                                          {"plan", no_argument, NULL, 'p'},
+                                          {"json", no_argument, NULL, 'j'},
                                           {"help-config", no_argument, NULL, 'H'},
                                           {"list-crash-points", no_argument, NULL, 'L'},
                                           {NULL, 0, NULL, 0}};
     const char *sets[WORKER_MAIN_SETS];
     struct worker_loop_options options = {.sets = sets, .inherited_fd = -1};
-    bool check = false;
+    bool check = false, plan = false, json = false;
     for (int c; (c = getopt_long(argc, argv, "h", known, NULL)) != -1;) {
         switch (c) {
         case 'c':
@@ -111,6 +130,12 @@ int main(int argc, char **argv)
             break;
         case 'k':
             check = true;
+            break;
+        case 'p':
+            plan = true;
+            break;
+        case 'j':
+            json = true;
             break;
         case 'h':
             worker_main_help();
@@ -133,6 +158,12 @@ int main(int argc, char **argv)
         fprintf(stderr, "isletd: \"%s\" is not an option: see isletd --help\n", argv[optind]);
         return WORKER_EXIT_USAGE;
     }
+    if (json && !plan) {
+        fputs("isletd: --json goes with --plan\n", stderr);
+        return WORKER_EXIT_USAGE;
+    }
+    if (plan)
+        return worker_main_plan(&options, json);
     if (check)
         return worker_main_check(&options);
     fault_setup();

@@ -47,16 +47,23 @@ static bool on_path(const char *program, char *ret, size_t n)
     return false;
 }
 
+enum err_code cli_child_find(const char *program, char *ret, size_t n, struct err *e)
+{
+    if (beside(program, ret, n) || on_path(program, ret, n))
+        return ERR_OK;
+    return err_set(e, ERR_ARGUMENT, "%s is neither beside islet nor on PATH: build it with `make`",
+                   program);
+}
+
 enum err_code cli_child_init(struct cli_child *c, uv_loop_t *loop, const char *name,
                              const char *program, const char *const *args, unsigned n_args,
                              struct err *e)
 {
     *c = (struct cli_child){
         .name = name, .backoff_ms = BACKOFF_FIRST_MS, .loop = loop, .line = BUF_INIT(MAX_LINE)};
-    if (!beside(program, c->program, sizeof c->program) &&
-        !on_path(program, c->program, sizeof c->program))
-        return err_set(e, ERR_ARGUMENT,
-                       "%s is neither beside islet nor on PATH: build it with `make`", program);
+    enum err_code code = cli_child_find(program, c->program, sizeof c->program, e);
+    if (code != ERR_OK)
+        return code;
     if (n_args >= CLI_CHILD_MAX_ARGS)
         return err_set(e, ERR_LIMIT, "%u arguments for %s, the limit is %d", n_args, program,
                        CLI_CHILD_MAX_ARGS - 1);

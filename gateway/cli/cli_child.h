@@ -40,7 +40,10 @@ struct cli_child {
     char chunk[16384];
 };
 
-/* Finds `program` beside this executable, else on PATH. ERR_ARGUMENT: nowhere. argv is borrowed. */
+/* Finds `program` beside this executable, else on PATH. ERR_ARGUMENT: nowhere. */
+enum err_code cli_child_find(const char *program, char *ret, size_t n, struct err *e)
+    __attribute__((warn_unused_result));
+/* Of a program that cli_child_find finds; argv is borrowed. */
 enum err_code cli_child_init(struct cli_child *c, uv_loop_t *loop, const char *name,
                              const char *program, const char *const *args, unsigned n_args,
                              struct err *e) __attribute__((warn_unused_result));

@@ -4,6 +4,7 @@
 #include "cli_bench.h"
 #include "cli_chat.h"
 #include "cli_options.h"
+#include "cli_plan.h"
 #include "cli_ps.h"
 #include "cli_run.h"
 #include "cli_status.h"
@@ -35,13 +36,10 @@ static int version(const struct cli_options *o)
 int main(int argc, char **argv)
 {
     static int (*const commands[CLI_COMMAND_N])(const struct cli_options *) = {
-        [CLI_COMMAND_UP] = cli_up_run,
-        [CLI_COMMAND_RUN] = cli_run_main,
-        [CLI_COMMAND_CHAT] = cli_chat_main,
-        [CLI_COMMAND_PS] = cli_ps_main,
-        [CLI_COMMAND_STATUS] = cli_status_main,
-        [CLI_COMMAND_BENCH] = cli_bench_main,
-        [CLI_COMMAND_HELP] = help,
+        [CLI_COMMAND_UP] = cli_up_run,        [CLI_COMMAND_PLAN] = cli_plan_main,
+        [CLI_COMMAND_RUN] = cli_run_main,     [CLI_COMMAND_CHAT] = cli_chat_main,
+        [CLI_COMMAND_PS] = cli_ps_main,       [CLI_COMMAND_STATUS] = cli_status_main,
+        [CLI_COMMAND_BENCH] = cli_bench_main, [CLI_COMMAND_HELP] = help,
         [CLI_COMMAND_VERSION] = version,
     };
     struct cli_options o;

@@ -11,6 +11,7 @@
 
 enum cli_command {
     CLI_COMMAND_UP,
+    CLI_COMMAND_PLAN,
     CLI_COMMAND_RUN,
     CLI_COMMAND_CHAT,
     CLI_COMMAND_PS,

@@ -4,14 +4,13 @@
  *
  * Limit of a decode step: bytes read (dense weights, distinct experts as counted) over the read
  * bandwidth measured in the same run with the same threads. */
-#include <immintrin.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "engine_rates.h"
 #include "engine_rig.h"
 #include "gguf_file.h"
 #include "kernels.h"
@@ -32,53 +31,19 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-struct reader {
-    const uint64_t *data;
-    size_t n;
-    uint64_t sum;
-};
-
-static void *read_all(void *context)
+/* Bytes a second that the threads of the engine read from RAM. */
+static double read_rate(const struct engine_config *config)
 {
-    struct reader *r = context;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (size_t i = 0; i + 32 <= r->n; i += 32) {
-        __builtin_prefetch(r->data + i + 256);
-        for (size_t k = 0; k < 32; k += 4) {
-            a += r->data[i + k];
-            b += r->data[i + k + 1];
-            c += r->data[i + k + 2];
-            d += r->data[i + k + 3];
-        }
-    }
-    r->sum = a + b + c + d;
-    return NULL;
-}
-
-/* Bytes a second that `threads` threads read from RAM: the best of three passes. */
-static double read_rate(uint32_t threads)
-{
-    uint64_t *data = aligned_alloc(4096, READ_BYTES);
-    if (data == NULL)
+    struct k_device *device = NULL;
+    struct err e = {.code = ERR_OK};
+    double rate = 0;
+    if (k_open((enum k_level)config->cpu_level, config->threads, &device, &e) != ERR_OK ||
+        engine_rates_ram(device, READ_BYTES, UINT64_MAX, config->ticks, &rate, &e) != ERR_OK) {
+        fprintf(stderr, "bench_decode: %s\n", e.text);
         exit(1);
-    memset(data, 1, READ_BYTES);
-    double best = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        struct reader readers[MAX_THREADS];
-        pthread_t ids[MAX_THREADS];
-        const size_t each = READ_BYTES / 8 / threads;
-        const double start = now();
-        for (uint32_t t = 0; t < threads; t++) {
-            readers[t] = (struct reader){.data = data + each * t, .n = each};
-            pthread_create(&ids[t], NULL, read_all, &readers[t]);
-        }
-        for (uint32_t t = 0; t < threads; t++)
-            pthread_join(ids[t], NULL);
-        const double rate = (double)each * threads * 8 / (now() - start);
-        best = rate > best ? rate : best;
     }
-    free(data);
-    return best;
+    k_close(device);
+    return rate;
 }
 
 struct weights {
@@ -234,7 +199,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_decode: %s could not be loaded\n", argv[1]);
         return 1;
     }
-    const double loaded = now() - start, rate = read_rate(config.threads);
+    const double loaded = now() - start, rate = read_rate(&config);
     const char *name = strrchr(argv[1], '/') != NULL ? strrchr(argv[1], '/') + 1 : argv[1];
     printf("%s: %s, %u threads, loaded in %.2f s; read bandwidth %.1f GB/s\n", name,
            levels[config.cpu_level], config.threads, loaded, rate / 1e9);
