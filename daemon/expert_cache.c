@@ -21,7 +21,6 @@ struct expert {
     uint32_t extent; /* of the arena, unless ABSENT */
     uint16_t pins;
     uint8_t state; /* enum expert_cache_state */
-    float odds;    /* the policy's, when its layer was last scored */
 };
 
 /* The READY expert without pins of the lowest odds, once it has been looked for. */
@@ -30,6 +29,8 @@ struct layer {
     uint32_t n_free;  /* READY experts without pins */
     uint32_t weakest; /* expert of the layer; NONE: not known */
     bool scored;
+    float chance; /* of the weakest, while steps have chance_rows rows */
+    uint32_t chance_rows;
 };
 
 struct expert_cache {
@@ -144,10 +145,11 @@ static void loosen(struct expert_cache *c, uint32_t layer, uint32_t expert)
     l->n_free++;
     if (!l->scored)
         return;
-    struct expert *x = at(c, layer, expert);
-    x->odds = expert_policy_odds(&c->policy, layer, expert);
-    if (l->weakest != NONE && x->odds < at(c, layer, l->weakest)->odds)
+    const float *odds = expert_policy_odds(&c->policy, layer);
+    if (l->weakest != NONE && odds[expert] < odds[l->weakest]) {
         l->weakest = expert;
+        l->chance_rows = 0;
+    }
 }
 
 enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer, uint32_t expert,
@@ -168,12 +170,9 @@ enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer
 static void score(struct expert_cache *c, uint32_t layer)
 {
     struct layer *l = &c->layers[layer];
-    struct expert *x = at(c, layer, 0);
     if (l->scored)
         return;
-    for (uint32_t i = 0; i < c->n_expert; i++)
-        if (x[i].state != EXPERT_CACHE_ABSENT)
-            x[i].odds = expert_policy_odds(&c->policy, layer, i);
+    expert_policy_score(&c->policy, layer);
     l->scored = true;
     l->weakest = NONE;
 }
@@ -186,17 +185,32 @@ static uint32_t weakest(struct expert_cache *c, uint32_t layer)
     score(c, layer);
     if (l->weakest != NONE)
         return l->weakest;
+    const float *odds = expert_policy_odds(&c->policy, layer);
     uint32_t best = NONE;
     for (uint32_t i = 0; i < c->n_expert; i++)
-        if (evictable(&x[i]) && (best == NONE || x[i].odds < x[best].odds))
+        if (evictable(&x[i]) && (best == NONE || odds[i] < odds[best]))
             best = i;
     l->weakest = best;
+    l->chance_rows = 0;
     return best;
 }
 
 static float worth(const struct expert_cache *c, uint32_t layer, uint32_t expert)
 {
-    return expert_policy_worth(&c->policy, layer, at(c, layer, expert)->odds);
+    const float odds = expert_policy_odds(&c->policy, layer)[expert];
+    return expert_policy_worth(&c->policy, layer, expert_policy_chance(&c->policy, odds));
+}
+
+/* Of the layer's weakest expert, which is known. */
+static float weakest_worth(struct expert_cache *c, uint32_t layer)
+{
+    struct layer *l = &c->layers[layer];
+    if (l->chance_rows != c->policy.n_rows) {
+        const float odds = expert_policy_odds(&c->policy, layer)[l->weakest];
+        l->chance = expert_policy_chance(&c->policy, odds);
+        l->chance_rows = c->policy.n_rows;
+    }
+    return expert_policy_worth(&c->policy, layer, l->chance);
 }
 
 /* Evicts; gives the free extent that its bytes are in now. */
@@ -223,7 +237,8 @@ static uint32_t victim_alone(struct expert_cache *c, uint64_t bytes, float *ret_
     for (uint32_t l = 0; c->mixed && l < c->n_layer; l++) {
         if (c->layers[l].n_free == 0)
             continue;
-        const float w = worth(c, l, weakest(c, l));
+        (void)weakest(c, l);
+        const float w = weakest_worth(c, l);
         if (lowest == 0.0f || w < lowest)
             lowest = w;
     }
@@ -235,7 +250,7 @@ static uint32_t victim_alone(struct expert_cache *c, uint64_t bytes, float *ret_
         if (c->mixed && expert_arena_span(&c->arena, at(c, l, i)->extent) < bytes)
             continue;
         const uint64_t idle = y->bytes > bytes ? y->bytes - bytes : 0;
-        const float cost = worth(c, l, i) * (float)y->bytes + lowest * (float)idle;
+        const float cost = weakest_worth(c, l) * (float)y->bytes + lowest * (float)idle;
         if (best == NONE || cost < best_cost) {
             best = l * c->n_expert + i;
             best_cost = cost;
@@ -318,14 +333,13 @@ static bool make_room(struct expert_cache *c, uint64_t bytes, float limit)
 /* What the least of the layer's pinned experts is worth once it is free. INFINITY: there is none. */
 static float worth_soon(struct expert_cache *c, uint32_t layer)
 {
-    float odds = INFINITY;
+    uint32_t least = NONE;
     score(c, layer);
-    for (uint32_t i = 0; i < c->n_expert; i++) {
-        const struct expert *x = at(c, layer, i);
-        if (x->pins > 0 && x->odds < odds)
-            odds = x->odds;
-    }
-    return odds < INFINITY ? expert_policy_worth(&c->policy, layer, odds) : INFINITY;
+    const float *odds = expert_policy_odds(&c->policy, layer);
+    for (uint32_t i = 0; i < c->n_expert; i++)
+        if (at(c, layer, i)->pins > 0 && (least == NONE || odds[i] < odds[least]))
+            least = i;
+    return least == NONE ? INFINITY : worth(c, layer, least);
 }
 
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin_it,
@@ -335,21 +349,21 @@ bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t exper
     const uint64_t bytes = c->layers[layer].bytes;
     const uint32_t owner = layer * c->n_expert + expert;
     assert(x->state == EXPERT_CACHE_ABSENT);
-    const float odds = expert_policy_odds(&c->policy, layer, expert);
     uint32_t extent = expert_arena_take(&c->arena, bytes, owner);
     if (extent == EXPERT_ARENA_NONE) {
         float limit = INFINITY;
-        if (!pin_it)
-            limit = expert_policy_worth(&c->policy, layer, odds);
-        else if (c->counts.loading >= c->depth)
+        if (!pin_it) {
+            score(c, layer);
+            limit = worth(c, layer, expert);
+        } else if (c->counts.loading >= c->depth) {
             limit = worth_soon(c, layer);
+        }
         if (!make_room(c, bytes, limit * (float)bytes))
             return false;
         extent = expert_arena_take(&c->arena, bytes, owner);
         assert(extent != EXPERT_ARENA_NONE);
     }
-    *x = (struct expert){
-        .extent = extent, .pins = pin_it, .state = EXPERT_CACHE_LOADING, .odds = odds};
+    *x = (struct expert){.extent = extent, .pins = pin_it, .state = EXPERT_CACHE_LOADING};
     c->counts.loading++;
     *ret_place = c->arena.extents[extent].place;
     return true;

@@ -17,23 +17,27 @@ enum {
     IDLE_PASSES = 512    /* nobody asked for so long: learning rests */
 };
 
-static const float learn_weight = 0.05f;
+#define MOST_RATE  0.999f
+#define LEARN_STEP 0.05f
 
-/* log2 within 0.002, for normal x > 0. */
-static float log2_near(float x)
+typedef expert_policy_lanes lanes;
+typedef int32_t int_lanes __attribute__((vector_size(4 * EXPERT_POLICY_LANES)));
+
+/* Odds of a rate above 0 as log2, within 0.004; rates above MOST_RATE count as that. */
+static lanes odds_of(lanes rate)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const float exponent = (float)((int32_t)(bits >> 23) - 127);
-    bits = (bits & 0x7fffff) | 0x3f800000;
-    float m;
-    memcpy(&m, &bits, sizeof m);
+    const lanes most = {MOST_RATE, MOST_RATE, MOST_RATE, MOST_RATE};
+    const int_lanes below = rate < most;
+    rate = (lanes)(((int_lanes)rate & below) | ((int_lanes)most & ~below));
+    const int_lanes bits = (int_lanes)(rate / (1.0f - rate));
+    const lanes exponent = __builtin_convertvector((bits >> 23) - 127, lanes);
+    const lanes m = (lanes)((bits & 0x7fffff) | 0x3f800000);
     return exponent + (m - 1.0f) * (1.0f + (2.0f - m) * (0.58f - 0.16f * m));
 }
 
-static float odds_of(float rate)
+static float odds_of_one(float rate)
 {
-    return log2_near(rate / (1.0f - rate));
+    return odds_of((lanes){rate, rate, rate, rate})[0];
 }
 
 static float rate_of(float odds)
@@ -41,10 +45,21 @@ static float rate_of(float odds)
     return 1.0f / (1.0f + exp2f(-odds));
 }
 
-static struct expert_policy_record *record_of(const struct expert_policy *p, uint32_t layer,
-                                              uint32_t expert)
+static size_t group_at(const struct expert_policy *p, uint32_t layer, uint32_t group)
 {
-    return &p->records[(size_t)layer * p->n_expert + expert];
+    return (size_t)layer * p->n_groups + group;
+}
+
+static size_t expert_at(const struct expert_policy *p, uint32_t layer, uint32_t expert)
+{
+    return (size_t)layer * p->n_groups * EXPERT_POLICY_LANES + expert;
+}
+
+static float *count_of(const struct expert_policy *p, uint32_t layer, uint32_t expert,
+                       uint32_t span)
+{
+    const size_t group = group_at(p, layer, expert / EXPERT_POLICY_LANES);
+    return (float *)&p->counts[group * EXPERT_POLICY_SPANS + span] + expert % EXPERT_POLICY_LANES;
 }
 
 static void set_rows(struct expert_policy *p, uint32_t n_rows)
@@ -74,64 +89,79 @@ enum err_code expert_policy_start(struct expert_policy *p, uint32_t n_layer, uin
                                   uint32_t n_used, struct err *e)
 {
     *p = (struct expert_policy){.n_layer = n_layer, .n_expert = n_expert, .n_used = n_used};
+    p->n_groups = (n_expert + EXPERT_POLICY_LANES - 1) / EXPERT_POLICY_LANES;
+    const size_t n_groups = (size_t)n_layer * p->n_groups;
     p->layers = alloc_zero(ALLOC_MISC, n_layer, sizeof *p->layers);
-    p->records = alloc_zero(ALLOC_MISC, (size_t)n_layer * n_expert, sizeof *p->records);
-    p->shares = alloc_zero(ALLOC_MISC, n_expert, sizeof *p->shares);
-    if (p->layers == NULL || p->records == NULL || p->shares == NULL)
+    p->uses = alloc_zero(ALLOC_MISC, n_groups, EXPERT_POLICY_LANES * sizeof *p->uses);
+    p->counts = alloc_zero(ALLOC_MISC, n_groups, EXPERT_POLICY_SPANS * sizeof *p->counts);
+    p->odds = alloc_zero(ALLOC_MISC, n_groups, sizeof *p->odds);
+    p->shares = alloc_zero(ALLOC_MISC, p->n_groups, EXPERT_POLICY_LANES * sizeof *p->shares);
+    p->inverse = alloc_zero(ALLOC_MISC, (size_t)n_layer + 1, sizeof *p->inverse);
+    if (p->layers == NULL || p->uses == NULL || p->counts == NULL || p->odds == NULL ||
+        p->shares == NULL || p->inverse == NULL)
         return err_set(e, ERR_NOMEM, "expert cache: no memory for the counts of %u x %u experts",
                        n_layer, n_expert);
     memcpy(p->weights, first_weights, sizeof p->weights);
     for (uint32_t l = 0; l < n_layer; l++) {
+        p->inverse[l + 1] = 1.0f / (float)(l + 1);
         for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++)
             p->layers[l].grown[s] = 1.0f;
         set_scale(p, &p->layers[l]);
     }
     set_rows(p, 1);
-    p->alike = odds_of((float)n_used / ((float)n_expert + 1.0f));
+    p->alike = odds_of_one((float)n_used / ((float)n_expert + 1.0f));
     return ERR_OK;
 }
 
 void expert_policy_done(struct expert_policy *p)
 {
     alloc_free(p->layers);
-    alloc_free(p->records);
+    alloc_free(p->uses);
+    alloc_free(p->counts);
+    alloc_free(p->odds);
     alloc_free(p->shares);
+    alloc_free(p->inverse);
     *p = (struct expert_policy){.n_layer = 0};
 }
 
 /* Counts of a span back to what they mean, so that `grown` stays within float. */
 static void settle(struct expert_policy *p, uint32_t layer, uint32_t span, float factor)
 {
-    for (uint32_t i = 0; i < p->n_expert; i++)
-        record_of(p, layer, i)->counts[span] *= factor;
+    for (uint32_t g = 0; g < p->n_groups; g++)
+        p->counts[group_at(p, layer, g) * EXPERT_POLICY_SPANS + span] *= factor;
     p->layers[layer].grown[span] = 1.0f;
 }
 
-/* Kind of the expert's recent use, seen from the next pass: which of the last six passes used it,
- * or how long ago the last use is (by halves of powers of two), or that there was none. */
-static uint32_t pattern_of(const struct expert_policy_record *r, uint32_t passes)
+/* Kind of an expert's recent use, seen from the next pass: which of the last six passes used it, or
+ * how long ago the last use is (by halves of powers of two), or that there was none. */
+static uint32_t pattern_of(const struct expert_policy_use *use, uint32_t passes)
 {
-    const uint32_t age = passes - r->pass; /* 0: the last pass used it */
-    if (r->pass == 0)
+    const uint32_t age = passes - use->pass; /* 0: the last pass used it */
+    if (use->pass == 0)
         return 0;
     if (age < 6)
-        return ((uint32_t)r->history << age) & 63;
+        return ((uint32_t)use->history << age) & 63;
     const uint32_t log = 31 - (uint32_t)__builtin_clz(age);
     const uint32_t kind = 64 + 2 * (log - 2) + (age >> (log - 1) & 1);
     return kind < EXPERT_POLICY_PATTERNS ? kind : EXPERT_POLICY_PATTERNS - 1;
 }
 
-/* Gives the odds and what they are made of. */
-static float foresee(const struct expert_policy *p, uint32_t layer,
-                     const struct expert_policy_record *r, float *x, uint32_t *ret_pattern)
+/* Odds of a group's experts, and what they are made of. */
+static lanes foresee(const struct expert_policy *p, uint32_t layer, uint32_t group, lanes *x,
+                     uint32_t *patterns)
 {
     const struct expert_policy_layer *l = &p->layers[layer];
-    *ret_pattern = pattern_of(r, l->passes);
-    x[EXPERT_POLICY_SPANS] = p->patterns[*ret_pattern];
-    float odds = p->alike + p->weights[EXPERT_POLICY_SPANS] * x[EXPERT_POLICY_SPANS];
+    const struct expert_policy_use *uses = &p->uses[expert_at(p, layer, 0)];
+    const lanes *counts = &p->counts[group_at(p, layer, group) * EXPERT_POLICY_SPANS];
+    lanes by_pattern = {0};
+    for (uint32_t i = 0; i < EXPERT_POLICY_LANES; i++) {
+        patterns[i] = pattern_of(&uses[group * EXPERT_POLICY_LANES + i], l->passes);
+        by_pattern[i] = p->patterns[patterns[i]];
+    }
+    x[EXPERT_POLICY_SPANS] = by_pattern;
+    lanes odds = p->alike + p->weights[EXPERT_POLICY_SPANS] * by_pattern;
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
-        const float rate = r->counts[s] * l->scale[s] + l->base[s];
-        x[s] = odds_of(rate < 0.999f ? rate : 0.999f) - p->alike;
+        x[s] = odds_of(counts[s] * l->scale[s] + l->base[s]) - p->alike;
         odds += p->weights[s] * x[s];
     }
     return odds;
@@ -140,17 +170,18 @@ static float foresee(const struct expert_policy *p, uint32_t layer,
 /* Foresees some experts of the pass that begins, in turn. */
 static void sample(struct expert_policy *p, uint32_t layer)
 {
-    const uint32_t n = p->n_expert < EXPERT_POLICY_SAMPLES ? p->n_expert : EXPERT_POLICY_SAMPLES;
-    const uint32_t stride = p->n_expert / n;
+    const uint32_t n = p->n_groups < EXPERT_POLICY_GROUPS ? p->n_groups : EXPERT_POLICY_GROUPS;
     memset(p->shares, 0, p->n_expert * sizeof *p->shares);
     for (uint32_t i = 0; i < n; i++) {
         struct expert_policy_sample *to = &p->samples[i];
-        to->expert = (p->next_sample + i * stride) % p->n_expert;
-        to->rate = rate_of(foresee(p, layer, record_of(p, layer, to->expert), to->x, &to->pattern));
+        to->group = p->next_group;
+        to->odds = foresee(p, layer, to->group, to->x, to->patterns);
+        p->next_group = p->next_group + 1 < p->n_groups ? p->next_group + 1 : 0;
     }
     p->n_samples = n;
-    if (layer == 0)
-        p->next_sample = (p->next_sample + 1) % p->n_expert;
+    /* The next step does not meet the same experts again where passes and groups keep time. */
+    if (layer + 1 == p->n_layer && ++p->next_group >= p->n_groups)
+        p->next_group = 0;
 }
 
 static void learn_pattern(struct expert_policy *p, uint32_t pattern, float share)
@@ -164,23 +195,28 @@ static void learn_pattern(struct expert_policy *p, uint32_t pattern, float share
     }
     const float alike = (float)p->n_used / (float)p->n_expert;
     const float rate = (*used + PATTERN_PRIOR * alike) / (*seen + PATTERN_PRIOR);
-    p->patterns[pattern] = odds_of(rate < 0.999f ? rate : 0.999f) - p->alike;
+    p->patterns[pattern] = odds_of_one(rate) - p->alike;
 }
 
 /* One step down the slope of the log loss; steps shrink with the slopes seen. */
 static void learn(struct expert_policy *p)
 {
     float slopes[EXPERT_POLICY_INPUTS] = {0};
-    for (uint32_t i = 0; i < p->n_samples; i++) {
-        const struct expert_policy_sample *from = &p->samples[i];
-        const float wrong = p->shares[from->expert] - from->rate;
-        for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS; s++)
-            slopes[s] += wrong * from->x[s];
-        learn_pattern(p, from->pattern, p->shares[from->expert]);
+    for (uint32_t n = 0; n < p->n_samples; n++) {
+        const struct expert_policy_sample *from = &p->samples[n];
+        for (uint32_t i = 0; i < EXPERT_POLICY_LANES; i++) {
+            const uint32_t expert = from->group * EXPERT_POLICY_LANES + i;
+            if (expert >= p->n_expert)
+                break;
+            const float wrong = p->shares[expert] - rate_of(from->odds[i]);
+            for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS; s++)
+                slopes[s] += wrong * from->x[s][i];
+            learn_pattern(p, from->patterns[i], p->shares[expert]);
+        }
     }
     for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS && p->n_samples > 0; s++) {
-        p->weight_squares[s] += slopes[s] * slopes[s];
-        p->weights[s] += learn_weight * slopes[s] / sqrtf(p->weight_squares[s] + 0.01f);
+        p->squares[s] += slopes[s] * slopes[s];
+        p->weights[s] += LEARN_STEP * slopes[s] / sqrtf(p->squares[s] + 0.01f);
     }
     p->n_samples = 0;
 }
@@ -210,30 +246,41 @@ void expert_policy_pass(struct expert_policy *p, uint32_t layer, uint32_t n_rows
 void expert_policy_use(struct expert_policy *p, uint32_t layer, uint32_t expert, uint32_t rows)
 {
     const struct expert_policy_layer *l = &p->layers[layer];
-    struct expert_policy_record *r = record_of(p, layer, expert);
+    struct expert_policy_use *use = &p->uses[expert_at(p, layer, expert)];
     const float share = (float)rows / (float)p->n_rows;
-    const uint32_t age = r->pass == 0 ? 8 : l->passes - r->pass;
+    const uint32_t age = use->pass == 0 ? 8 : l->passes - use->pass;
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++)
-        r->counts[s] += share * p->fill[s] * l->grown[s];
-    r->history = (uint8_t)((age < 8 ? (uint32_t)r->history << age : 0) | 1);
-    r->pass = l->passes;
+        *count_of(p, layer, expert, s) += share * p->fill[s] * l->grown[s];
+    use->history = (uint8_t)((age < 8 ? (uint32_t)use->history << age : 0) | 1);
+    use->pass = l->passes;
     p->shares[expert] = share;
 }
 
-float expert_policy_odds(struct expert_policy *p, uint32_t layer, uint32_t expert)
+void expert_policy_score(struct expert_policy *p, uint32_t layer)
 {
-    float x[EXPERT_POLICY_INPUTS];
-    uint32_t pattern;
+    lanes x[EXPERT_POLICY_INPUTS];
+    uint32_t patterns[EXPERT_POLICY_LANES];
     p->idle = 0;
-    return foresee(p, layer, record_of(p, layer, expert), x, &pattern);
+    for (uint32_t g = 0; g < p->n_groups; g++)
+        p->odds[group_at(p, layer, g)] = foresee(p, layer, g, x, patterns);
 }
 
-float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float odds)
+const float *expert_policy_odds(const struct expert_policy *p, uint32_t layer)
 {
-    const uint32_t ahead = layer > p->now ? layer - p->now : layer + p->n_layer - p->now;
+    return (const float *)&p->odds[group_at(p, layer, 0)];
+}
+
+float expert_policy_chance(const struct expert_policy *p, float odds)
+{
     const float rate = rate_of(odds);
     if (p->n_rows == 1)
-        return rate / (float)ahead;
+        return rate;
     /* A long chunk uses nearly all: what single rows use too is worth more. */
-    return 0.5f * (1.0f - powf(1.0f - rate, (float)p->n_rows) + rate) / (float)ahead;
+    return 0.5f * (1.0f - powf(1.0f - rate, (float)p->n_rows) + rate);
+}
+
+float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float chance)
+{
+    const uint32_t ahead = layer > p->now ? layer - p->now : layer + p->n_layer - p->now;
+    return chance * p->inverse[ahead];
 }

@@ -14,11 +14,14 @@
 #include "err.h"
 
 enum {
+    EXPERT_POLICY_LANES = 4, /* experts that are computed together */
     EXPERT_POLICY_SPANS = 6, /* half-lives of the counts; the last one never decays */
-    EXPERT_POLICY_INPUTS = EXPERT_POLICY_SPANS + 1,
+    EXPERT_POLICY_INPUTS = EXPERT_POLICY_SPANS + 1, /* and the pattern */
     EXPERT_POLICY_PATTERNS = 80, /* kinds of recent use: the last 6 passes, or how long ago */
-    EXPERT_POLICY_SAMPLES = 16   /* experts of a pass that are learned from */
+    EXPERT_POLICY_GROUPS = 4     /* of a pass that are learned from, LANES experts each */
 };
+
+typedef float expert_policy_lanes __attribute__((vector_size(4 * EXPERT_POLICY_LANES)));
 
 struct expert_policy_layer {
     float grown[EXPERT_POLICY_SPANS]; /* what a use counts now; it grows, so that older ones count
@@ -28,33 +31,37 @@ struct expert_policy_layer {
     uint32_t passes;
 };
 
-struct expert_policy_record {
-    float counts[EXPERT_POLICY_SPANS];
+struct expert_policy_use {
     uint32_t pass;   /* of the layer, of the last use; 0: never used */
     uint8_t history; /* bit i: used i passes before that one */
 };
 
-/* An expert whose use was foreseen when its pass began. */
+/* Experts whose use was foreseen when their pass began. */
 struct expert_policy_sample {
-    uint32_t expert, pattern;
-    float x[EXPERT_POLICY_INPUTS], rate;
+    uint32_t group; /* its first expert / LANES */
+    uint32_t patterns[EXPERT_POLICY_LANES];
+    expert_policy_lanes x[EXPERT_POLICY_INPUTS], odds;
 };
 
 struct expert_policy {
     uint32_t n_layer, n_expert, n_used;
-    uint32_t now, n_rows;                 /* layer and rows of the pass under way */
-    struct expert_policy_layer *layers;   /* [n_layer] */
-    struct expert_policy_record *records; /* [n_layer][n_expert] */
+    uint32_t n_groups;                  /* of LANES experts, the last one may be filled up */
+    uint32_t now, n_rows;               /* layer and rows of the pass under way */
+    struct expert_policy_layer *layers; /* [n_layer] */
+    struct expert_policy_use *uses;     /* [n_layer][n_groups * LANES] */
+    expert_policy_lanes *counts;        /* [n_layer][n_groups][SPANS] */
+    expert_policy_lanes *odds;          /* [n_layer][n_groups] when last scored */
+    float *inverse;                     /* [n_layer + 1] 1 / n */
     float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over n_rows rows */
 
-    /* odds (log2) = sum of weights[s] * odds of span s, + patterns[pattern] */
-    float weights[EXPERT_POLICY_INPUTS], weight_squares[EXPERT_POLICY_INPUTS];
-    float patterns[EXPERT_POLICY_PATTERNS], pattern_seen[EXPERT_POLICY_PATTERNS],
-        pattern_used[EXPERT_POLICY_PATTERNS];
-    struct expert_policy_sample samples[EXPERT_POLICY_SAMPLES];
-    uint32_t n_samples, next_sample;
-    float *shares; /* [n_expert] rows of the pass under way that use each, as a share */
-    float alike;   /* odds if all experts are alike; inputs and patterns count from there */
+    /* odds (log2) = alike + sum of weights[i] * x[i]; x: odds by a span's rate or by the pattern's,
+     * counted from `alike`, the odds if all experts are alike. */
+    float alike, weights[EXPERT_POLICY_INPUTS], squares[EXPERT_POLICY_INPUTS];
+    float patterns[EXPERT_POLICY_PATTERNS]; /* x of each */
+    float pattern_seen[EXPERT_POLICY_PATTERNS], pattern_used[EXPERT_POLICY_PATTERNS];
+    struct expert_policy_sample samples[EXPERT_POLICY_GROUPS];
+    uint32_t n_samples, next_group;
+    float *shares; /* [n_groups * LANES] rows of the pass under way that use each, as a share */
     uint32_t idle; /* passes since somebody asked for odds; nothing is learned for nobody */
 };
 
@@ -68,9 +75,14 @@ void expert_policy_pass(struct expert_policy *p, uint32_t layer, uint32_t n_rows
 /* It uses `expert` for `rows` of them. */
 void expert_policy_use(struct expert_policy *p, uint32_t layer, uint32_t expert, uint32_t rows);
 
-/* Odds (log2 of yes over no) that a row uses the expert. Changes only by passes of its layer. */
-float expert_policy_odds(struct expert_policy *p, uint32_t layer, uint32_t expert);
-/* Worth now of a byte of an expert of `layer` with those odds. Grows with them. */
-float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float odds);
+/* Sets the odds (log2 of yes over no) that a row uses each expert of the layer. Only the layer's own
+ * passes change them. */
+void expert_policy_score(struct expert_policy *p, uint32_t layer);
+/* [n_expert] odds of a layer when last scored; lent. */
+const float *expert_policy_odds(const struct expert_policy *p, uint32_t layer);
+/* Likelihood that a pass like the one under way uses an expert with those odds. Grows with them. */
+float expert_policy_chance(const struct expert_policy *p, float odds);
+/* Worth now of a byte of an expert of `layer` with that chance. */
+float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float chance);
 
 #endif
