@@ -244,10 +244,12 @@ static enum err_code make(const struct mkmodel_options *o, const struct gguf *do
         rc = mkmodel_router_new(o, &router, e);
     if (rc == ERR_OK && router != NULL) {
         const struct mkmodel_router_figures f = mkmodel_router_figures(router);
-        printf("routers: locality %.3f (popularity alone gives %.3f, the highest is %.3f)%s\n",
-               f.locality, f.base, f.highest,
-               o->locality > 0 && f.locality > o->locality + 0.005 ? ": more than was asked for"
-                                                                   : "");
+        printf("routers: locality %.3f (popularity alone gives %.3f, the highest is %.3f), what "
+               "stays is of the last %.0f tokens%s\n",
+               f.locality, f.base, f.highest, f.window,
+               o->locality > 0 && f.locality > o->locality + 0.005
+                   ? "; more locality than was asked for"
+                   : "");
     }
     if (rc == ERR_OK)
         rc = mkmodel_write_files(plan, router, isatty(STDERR_FILENO), &figures, e);

@@ -293,7 +293,6 @@ static enum err_code set_popularity(struct mkmodel_router *r, struct err *e)
     }
     biases_by_rank(n - n_in, r->o.zipf, n_in > 0 ? (1 - topic_share) * k : k, r->out);
     r->figures.preferred = n_in;
-    r->figures.topic_hits = n_in > 0 ? topic_share : 0;
     return ERR_OK;
 }
 

@@ -24,8 +24,7 @@ struct mkmodel_router_figures {
     double highest;     /* the most that can be had */
     double locality;    /* what was made: the wanted share, or base where that is higher */
     double window;      /* effective number of tokens in the mean */
-    double topic_hits;  /* share of a topic's choices in its preferred experts */
-    uint64_t preferred; /* of them */
+    uint64_t preferred; /* experts of a topic in a layer; 0 without topics */
 };
 
 /* ERR_ARGUMENT: a shape without room, or a locality above the highest. Gives *ret; free with

@@ -299,6 +299,32 @@ static void test_mkmodel_router_engine_shows_the_topics(void **state)
     assert_true(all > one + 10);
 }
 
+static void test_mkmodel_router_answers_stay_in_their_topic(void **state)
+{
+    (void)state;
+    static const uint32_t prompt[] = {2001, 2345, 2999, 2500};
+    struct mkmodel_options o = small();
+    const struct engine_config config = engine_rig_config(out);
+    uint32_t stayed = 0;
+    o.topics = 4;
+    make(&o);
+    engine_rig_start(&rig, &config);
+    struct proto_run run = engine_rig_run(prompt, 4);
+    run.max_new = 200;
+    run.temperature = 1;
+    run.seed = 3;
+    engine_rig_submit(&rig, &run);
+    engine_rig_finish(&rig);
+    const struct engine_rig_answer *a = &rig.answers[0];
+    assert_false(a->failed);
+    for (uint32_t i = 0; i < a->n_tokens; i++)
+        stayed += a->tokens[i].id >= 2000 && a->tokens[i].id < 3000;
+    const uint32_t n = a->n_tokens;
+    engine_rig_stop(&rig);
+    assert_int_equal(n, 200);
+    assert_in_range(stayed, 190, 200);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_mkmodel_router_engine_shows_the_locality),
         cmocka_unit_test(test_mkmodel_router_engine_shows_the_popularity),
         cmocka_unit_test(test_mkmodel_router_engine_shows_the_topics),
+        cmocka_unit_test(test_mkmodel_router_answers_stay_in_their_topic),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
