@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "alloc.h"
+
 static int hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
@@ -89,6 +91,7 @@ enum err_code gw_json_in_parse(char *text, size_t n, json_t **ret, struct err *e
 {
     json_error_t error;
     size_t skip = 0;
+    const uint64_t refused = alloc_refused();
     if (text == NULL || n == 0)
         return err_set(e, ERR_FORMAT, "the body is empty; a JSON object is required");
     enum err_code code = gw_json_in_repair(text, n, &skip, e);
@@ -96,7 +99,9 @@ enum err_code gw_json_in_parse(char *text, size_t n, json_t **ret, struct err *e
         return code;
     json_t *root =
         json_loadb(text + skip, n - skip, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    if (!root && json_error_code(&error) == json_error_out_of_memory)
+    /* The parser tells of few of its allocations: the others read as bad tokens or as nothing. */
+    if (!root &&
+        (json_error_code(&error) == json_error_out_of_memory || alloc_refused() != refused))
         return err_set(e, ERR_NOMEM, "no memory for the body");
     if (!root)
         return err_set(e, ERR_FORMAT, "the body is not JSON: %s (line %d, column %d)", error.text,

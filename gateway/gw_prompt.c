@@ -122,8 +122,10 @@ static bool text_encode(struct gw_prompt *p, const char *text, size_t n,
     uint32_t bos;
     bool add_bos = !p->chat && gw_tokenizer_adds_bos(tokenizer);
     enum err_code code = gw_tokenizer_encode(tokenizer, text, n, true, add_bos, &ids, &e);
-    if (code != ERR_OK)
+    if (code != ERR_OK) {
+        gw_tokenizer_ids_done(&ids);
         return gw_refusal_set(refusal, gw_error_of_err(code), NULL, "%s", e.text);
+    }
     if (ids.n > UINT32_MAX) {
         gw_tokenizer_ids_done(&ids);
         return gw_refusal_set(refusal, GW_ERROR_INVALID_VALUE, "prompt", "too many tokens");

@@ -274,9 +274,14 @@ enum err_code gw_template_render(const struct gw_template *t, const struct gw_te
 {
     struct buf out = {0};
     size_t size;
-    enum err_code code = render(t, input, &out, e);
+    struct err why = {0};
+    const uint64_t refused = alloc_refused();
+    enum err_code code = render(t, input, &out, &why);
+    /* What could not be allocated is a value that is not there, which templates refuse. */
+    if (code != ERR_OK && alloc_refused() != refused)
+        return err_set(e, ERR_NOMEM, "no memory for the prompt");
     if (code != ERR_OK)
-        return code;
+        return err_set(e, code, "%s", why.text);
     out.ceiling = SIZE_MAX;
     char *text = buf_give(&out, &size);
     if (!text) {

@@ -24,7 +24,7 @@ enum {
 
 static struct {
     _Atomic uint64_t used[ALLOC_N], cap[ALLOC_N];
-    _Atomic uint64_t live;
+    _Atomic uint64_t live, refused;
     _Atomic uint64_t fail_in; /* 0: never; 1: the next call */
     _Atomic bool fail_forever;
 } alloc_state;
@@ -69,7 +69,7 @@ static void *alloc_mark(enum alloc_tag tag, void *base, size_t room, size_t byte
 }
 
 /* align 0: malloc's own. */
-static void *alloc_block(enum alloc_tag tag, size_t align, size_t bytes, bool clear)
+static void *alloc_try(enum alloc_tag tag, size_t align, size_t bytes, bool clear)
 {
     assert((unsigned)tag < ALLOC_N);
     size_t room = align > sizeof(struct alloc_head) ? align : sizeof(struct alloc_head);
@@ -94,6 +94,18 @@ static void *alloc_block(enum alloc_tag tag, size_t align, size_t bytes, bool cl
     return alloc_mark(tag, base, room, bytes);
 }
 
+static void *alloc_counted(void *block)
+{
+    if (block == NULL)
+        atomic_fetch_add(&alloc_state.refused, 1);
+    return block;
+}
+
+static void *alloc_block(enum alloc_tag tag, size_t align, size_t bytes, bool clear)
+{
+    return alloc_counted(alloc_try(tag, align, bytes, clear));
+}
+
 void *alloc_get(enum alloc_tag tag, size_t bytes)
 {
     return alloc_block(tag, 0, bytes, false);
@@ -107,10 +119,8 @@ void *alloc_zero(enum alloc_tag tag, size_t count, size_t bytes)
     return alloc_block(tag, 0, whole, true);
 }
 
-void *alloc_resize(enum alloc_tag tag, void *block, size_t bytes)
+static void *alloc_try_resize(enum alloc_tag tag, void *block, size_t bytes)
 {
-    if (block == NULL)
-        return alloc_get(tag, bytes);
     struct alloc_head *h = alloc_head_of(block);
     assert(h->base == h && h->tag == (uint32_t)tag); /* aligned blocks cannot move */
     bytes = bytes > 0 ? bytes : 1;
@@ -128,6 +138,13 @@ void *alloc_resize(enum alloc_tag tag, void *block, size_t bytes)
     if (bytes < old)
         atomic_fetch_sub(&alloc_state.used[tag], old - bytes);
     return alloc_mark(tag, base, sizeof *h, bytes);
+}
+
+void *alloc_resize(enum alloc_tag tag, void *block, size_t bytes)
+{
+    if (block == NULL)
+        return alloc_get(tag, bytes);
+    return alloc_counted(alloc_try_resize(tag, block, bytes));
 }
 
 void *alloc_aligned(enum alloc_tag tag, size_t align, size_t bytes)
@@ -168,6 +185,11 @@ uint64_t alloc_used_bytes(enum alloc_tag tag)
 uint64_t alloc_live_blocks(void)
 {
     return atomic_load(&alloc_state.live);
+}
+
+uint64_t alloc_refused(void)
+{
+    return atomic_load(&alloc_state.refused);
 }
 
 void alloc_cap(enum alloc_tag tag, uint64_t bytes)

@@ -31,6 +31,9 @@ void alloc_free(void *block); /* NULL is fine; knows its own tag */
 
 uint64_t alloc_used_bytes(enum alloc_tag tag);
 uint64_t alloc_live_blocks(void);
+/* Calls so far that returned NULL. A library that does not say why it failed had no memory if this
+ * grew meanwhile. */
+uint64_t alloc_refused(void);
 void alloc_cap(enum alloc_tag tag, uint64_t bytes); /* 0: no cap */
 /* The nth call from now (1 = the next) returns NULL; with `forever` all later ones too. 0 switches
  * it off. */

@@ -78,6 +78,7 @@ static void test_alloc_cap_refuses_and_keeps_the_old_block(void **state)
 static void test_alloc_fail_at_once_and_for_ever(void **state)
 {
     (void)state;
+    const uint64_t refused = alloc_refused();
     alloc_fail_at(2, 0);
     void *a = alloc_get(ALLOC_MISC, 1), *b = alloc_get(ALLOC_MISC, 1),
          *c = alloc_get(ALLOC_MISC, 1);
@@ -89,6 +90,7 @@ static void test_alloc_fail_at_once_and_for_ever(void **state)
     assert_null(alloc_resize(ALLOC_MISC, a, 2));
     assert_null(alloc_aligned(ALLOC_MISC, 64, 1));
     alloc_fail_at(0, 0);
+    assert_int_equal(alloc_refused(), refused + 4);
     alloc_free(a);
     alloc_free(c);
 }
