@@ -24,8 +24,6 @@ static enum err_code tier_file_look(struct tier_file *f, int same, struct err *e
         return err_set(e, ERR_IO, "model file %s is not a regular file", f->label);
     f->size = (uint64_t)s.st_size;
     f->changed = s.st_mtim;
-    f->device = s.st_dev;
-    f->inode = s.st_ino;
     if (same < 0)
         return ERR_OK;
     if (fstat(same, &before) != 0)

@@ -7,8 +7,6 @@
 #include <stdint.h>
 #include <time.h>
 
-#include <sys/types.h>
-
 #include "err.h"
 
 enum {
@@ -18,10 +16,8 @@ enum {
 struct tier_file {
     int fd;
     char label[TIER_FILE_LABEL]; /* the end of its path, for texts */
-    uint64_t size;               /* this and the rest: as it was when opened */
-    struct timespec changed;
-    dev_t device;
-    ino_t inode;
+    uint64_t size;               /* as it was when opened */
+    struct timespec changed;     /* the same */
 };
 
 /* Fills *ret; close with tier_file_close. `same`: a descriptor of the file it must be, or -1.

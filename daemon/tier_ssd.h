@@ -73,7 +73,7 @@ enum err_code tier_ssd_open(const struct tier_ssd_options *options, struct tier_
 void tier_ssd_close(struct tier_ssd *t);
 
 /* Queues the parts of one request, [n] with n <= TIER_SSD_PARTS; `id` is the caller's name for it.
- * Touching parts become one read. At most max_requests may be open (tier_ssd_room). Reads begin at
+ * Touching parts become one read. At most TIER_SSD_REQUESTS may be open (tier_ssd_room). Reads begin at
  * once, as many as `depth` allows, in the order of the calls. */
 void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts, uint32_t n);
 /* Requests that may be started now. */
@@ -83,7 +83,8 @@ uint32_t tier_ssd_room(const struct tier_ssd *t);
  * EAGAIN repeated, an error tried once more. */
 uint32_t tier_ssd_wait(struct tier_ssd *t, bool block, struct tier_ssd_result *ret, uint32_t n);
 
-/* ERR_FORMAT: a file is not what it was when it was opened (size, time of change). */
+/* ERR_FORMAT: a file is not what it was when it was opened (size, time of change); ERR_IO: the
+ * system cannot tell. */
 enum err_code tier_ssd_check_files(struct tier_ssd *t, struct err *e)
     __attribute__((warn_unused_result));
 
@@ -92,7 +93,8 @@ void tier_ssd_reserved(struct tier_ssd *t, uint64_t bytes);
 
 bool tier_ssd_is_direct(const struct tier_ssd *t); /* reads past the page cache */
 struct tier_ssd_counts tier_ssd_count(const struct tier_ssd *t);
-/* "io_uring O_DIRECT depth 8" or "pread O_DIRECT, 4 threads (io_uring refused: ...)". */
+/* Lends: "io_uring, O_DIRECT, depth 8", or "pread with 8 threads, O_DIRECT, depth 8 (io_uring
+ * refused: ...)". */
 const char *tier_ssd_about(const struct tier_ssd *t);
 
 #endif
