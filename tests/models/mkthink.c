@@ -1,4 +1,4 @@
-/* mkthink FILE: writes a small qwen3moe GGUF that "thinks". It has no knowledge: the next token
+/* mkthink FILE [strict]: writes a small qwen3moe GGUF that "thinks". It has no knowledge: the next token
  * depends on the current one only (one-hot embeddings, attention and experts that add zero, and an
  * output matrix that is the table of successors), so that every answer is known beforehand:
  *
@@ -6,7 +6,10 @@
  *                              of 4 tokens
  *   chat, enable_thinking off  the answer alone
  *   text that ends with '#'    characters that break naive JSON and line readers, then the end
- *   text that ends with '@'    "a b c ... " over and over, never an end */
+ *   text that ends with '@'    "a b c ... " over and over, never an end
+ *
+ * strict: its chat template refuses a system message that is not the first, and roles that do not
+ * alternate, as templates of the field do. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,7 +135,15 @@ static const char template[] =
     "'<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
     "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}";
 
-static void keys_write(struct gguf_write *w, const struct vocab *v, uint32_t eos, uint32_t bos)
+static const char strict_template[] =
+    "{%- for message in messages %}{%- if message.role == 'system' and not loop.first %}{{- "
+    "raise_exception('System message must be at the beginning') }}{%- endif %}{%- endfor %}"
+    "{%- set rest = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{%- for message in rest %}{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{- "
+    "raise_exception('Roles must alternate user/assistant') }}{%- endif %}{%- endfor %}";
+
+static void keys_write(struct gguf_write *w, const struct vocab *v, uint32_t eos, uint32_t bos,
+                       bool strict)
 {
     static const char *const merges[] = {"\xC4\x8A \xC4\x8A"}; /* two line feeds */
     const char *texts[MAX_VOCAB];
@@ -161,7 +172,9 @@ static void keys_write(struct gguf_write *w, const struct vocab *v, uint32_t eos
     gguf_write_u32(w, "tokenizer.ggml.eos_token_id", eos);
     gguf_write_u32(w, "tokenizer.ggml.bos_token_id", bos);
     gguf_write_bool(w, "tokenizer.ggml.add_bos_token", false);
-    gguf_write_text(w, "tokenizer.chat_template", template);
+    char text[sizeof strict_template + sizeof template];
+    snprintf(text, sizeof text, "%s%s", strict ? strict_template : "", template);
+    gguf_write_text(w, "tokenizer.chat_template", text);
 }
 
 /* F32; NULL data: zeros. */
@@ -194,8 +207,9 @@ int main(int argc, char **argv)
 {
     uint32_t eos, bos;
     float ones[N_EMBD];
-    if (argc != 2) {
-        fputs("usage: mkthink FILE\n", stderr);
+    const bool strict = argc == 3 && strcmp(argv[2], "strict") == 0;
+    if (argc != 2 && !strict) {
+        fputs("usage: mkthink FILE [strict]\n", stderr);
         return 2;
     }
     struct vocab *v = alloc_zero(ALLOC_MISC, 1, sizeof *v);
@@ -213,7 +227,7 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < N_EMBD; i++)
         ones[i] = 1.0f;
     struct gguf_write *w = gguf_write_new();
-    keys_write(w, v, eos, bos);
+    keys_write(w, v, eos, bos, strict);
     tensor(w, "token_embd.weight", embd, N_EMBD, v->n, 0);
     layer_write(w, ones);
     tensor(w, "output_norm.weight", ones, N_EMBD, 0, 0);

@@ -23,6 +23,13 @@ export function thinkModel() {
   return file;
 }
 
+// The same with a chat template that raises on a wrong order of roles.
+export function strictModel() {
+  const file = path.join(bin, '..', 'strict.gguf');
+  if (!existsSync(file)) execFileSync(path.join(bin, 'mkthink'), [file, 'strict']);
+  return file;
+}
+
 function portOf(host) {
   return new Promise((resolve) => {
     const s = createServer();

@@ -2,7 +2,7 @@
 import test, { after, afterEach, before, describe } from 'node:test';
 import { readFileSync } from 'node:fs';
 import path from 'node:path';
-import { assert, ask, chat, rawPost, root, startServer, stream, thinkModel } from '../clients/server.mjs';
+import { assert, ask, chat, rawPost, root, startServer, stream, strictModel, thinkModel } from '../clients/server.mjs';
 
 let server;
 before(async () => { server = await startServer(); });
@@ -73,6 +73,30 @@ test('W31 parts', async () => {
 test('W32 developer and system', async () => {
   const of = (role) => promptOf({ messages: [{ role, content: 'Answer briefly.' }, { role: 'user', content: 'a' }] });
   assert.equal(await of('developer'), await of('system'));
+});
+
+test('W32 a strict template: system in the middle is merged in front', async () => {
+  const s = await startServer({ model: strictModel() });
+  try {
+    const apply = (messages) => rawPost(s, '/apply-template', { messages });
+    const prompt = async (messages) => { const r = await apply(messages); assert.equal(r.status, 200, r.body.toString()); return JSON.parse(r.body.toString()).prompt; };
+    const [sys, more, user, said, asks] = [['system', 'Be brief.'], ['system', 'In French.'], ['user', 'a'], ['assistant', 'b'], ['user', 'c']].map(([role, content]) => ({ role, content }));
+    const dev = (m) => ({ ...m, role: 'developer' });
+    const merged = { role: 'system', content: 'Be brief.\n\nIn French.' };
+    const wanted = await prompt([merged, user, said, asks]);
+    for (const messages of [[sys, user, said, more, asks], [sys, more, user, said, asks], [dev(sys), user, said, dev(more), asks], [user, sys, said, more, asks]])
+      assert.equal(await prompt(messages), wanted, JSON.stringify(messages));
+    assert.equal(await prompt([user, said, sys, asks]), await prompt([sys, user, said, asks]), 'the only one goes in front');
+    // The answer comes from that prompt too; an order that merging does not mend is the client's fault, in the template's words.
+    const r = await chat(s, { messages: [user, said, sys, asks], temperature: 0, max_tokens: 400 });
+    assert.ok(r.content.includes('forty-two'), r.content);
+    const wrong = await chat(s, { messages: [user, asks] });
+    assert.equal(wrong.status, 400);
+    assert.equal(wrong.json.error.code, 'unsupported_content');
+    assert.match(wrong.json.error.message, /Roles must alternate/);
+  } finally {
+    await s.stop();
+  }
 });
 
 test('W33 a final assistant message is continued', async () => {
