@@ -202,7 +202,7 @@ static void print_table(const struct sim_trace *t, const struct row *rows, uint3
         printf("%5.1f %10s  %6.2f %5.2f %5.2f (%4.0f) %5.2f %5.2f %6.2f |", r->percent,
                units_bytes(r->capacity).s, hits(&r->lru), hits(&r->lfu), hits(&r->decay),
                r->half_life, hits(&r->fixed), hits(&r->ours), hits(&r->belady));
-        printf(" %6.1f %6.1f %6.1f %6.1f %6.1f %6.1f %10.3f %9.1f\n",
+        printf(" %6.4g %6.4g %6.4g %6.4g %6.4g %6.4g %10.3f %9.1f\n",
                bytes_per_token(t, &r->lru) * 1e-6, bytes_per_token(t, &r->lfu) * 1e-6,
                bytes_per_token(t, &r->decay) * 1e-6, bytes_per_token(t, &r->fixed) * 1e-6,
                bytes_per_token(t, &r->ours) * 1e-6, bytes_per_token(t, &r->belady) * 1e-6,
