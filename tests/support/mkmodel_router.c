@@ -23,7 +23,9 @@ _Static_assert((int)AT_MEAN + (int)N_CODE == ASIDE && AT_TOPIC + MKMODEL_MAX_TOP
 static const double highest_share = 0.98; /* of tokens that one expert may serve */
 static const double topic_share = 0.8;    /* of choices that go to a topic's preferred experts */
 static const double peak = 20.0;          /* attention logit of the token itself */
-static const float head_size = 16.0f;     /* pull of the head towards the token's own topic */
+/* Pull of the head towards the token's own topic: the residual's growth divides it, and at 48
+ * layers as at 4 an answer of hundreds of tokens must stay. */
+static const float head_size = 64.0f;
 
 struct mkmodel_router {
     struct mkmodel_options o;
