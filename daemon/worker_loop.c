@@ -5,10 +5,8 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -72,23 +70,13 @@ static void worker_loop_check_drained(struct worker_loop *w);
 
 /* ---- settings ---- */
 
-/* The journal is where stderr goes if systemd says so by device and inode. */
-static bool worker_loop_under_journal(void)
-{
-    const char *stream = getenv("JOURNAL_STREAM");
-    unsigned long long device, inode;
-    struct stat st;
-    return stream != NULL && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
-           fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
-}
-
 void worker_loop_setup_log(const struct settings *s)
 {
     static const enum log_format formats[] = {LOG_FORMAT_TEXT, LOG_FORMAT_TEXT, LOG_FORMAT_JSON,
                                               LOG_FORMAT_JOURNAL};
     unsigned choice = settings_choice(s, SETTING_log_format); /* auto, text, json, journal */
     enum log_format format = formats[choice];
-    if (choice == 0 && worker_loop_under_journal())
+    if (choice == 0 && log_under_journal())
         format = LOG_FORMAT_JOURNAL;
     log_setup((enum log_level)settings_choice(s, SETTING_log_level), format);
 }

@@ -167,7 +167,7 @@ static void log_apply(const struct settings *s)
     static const enum log_format formats[] = {LOG_FORMAT_TEXT, LOG_FORMAT_TEXT, LOG_FORMAT_JSON,
                                               LOG_FORMAT_JOURNAL};
     unsigned format = settings_choice(s, SETTING_log_format);
-    bool journal = format == 0 && getenv("JOURNAL_STREAM");
+    bool journal = format == 0 && log_under_journal();
     log_setup(levels[settings_choice(s, SETTING_log_level)],
               journal ? LOG_FORMAT_JOURNAL : formats[format]);
 }

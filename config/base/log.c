@@ -7,7 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,7 +30,8 @@ enum {
 
 static struct {
     _Atomic int level, format;
-} log_state = {LOG_LEVEL_INFO, LOG_FORMAT_TEXT};
+    _Atomic bool prefixed; /* <N> before each line of text, which journald takes as the priority */
+} log_state = {LOG_LEVEL_INFO, LOG_FORMAT_TEXT, false};
 
 /* One key=value pair; the value lies in the event's store. */
 struct log_field {
@@ -313,6 +316,12 @@ static const char *log_level_name(enum log_level level)
     return names[level];
 }
 
+static int log_priority(enum log_level level)
+{
+    static const int priority[] = {3, 4, 6, 7}; /* of syslog */
+    return priority[level];
+}
+
 static void log_text_field(struct log_line *l, const struct log_record *r,
                            const struct log_field *f)
 {
@@ -407,7 +416,6 @@ static size_t log_journal_field(char *out, size_t room, const char *key, size_t 
  * before. */
 static bool log_send_journal(const struct log_record *r)
 {
-    static const int priority[] = {3, 4, 6, 7};
     struct log_line message = {.size = 0};
     char fields[LOG_STORE_BYTES + (LOG_FIELDS + 2) * (LOG_KEY_BYTES + 8)], level[16];
     struct iovec iov[LOG_FIELDS + 4];
@@ -416,7 +424,7 @@ static bool log_send_journal(const struct log_record *r)
     log_add_text(&message, "MESSAGE=");
     log_render_text(&message, r, false);
     iov[n++] = (struct iovec){message.data, message.size};
-    snprintf(level, sizeof level, "PRIORITY=%d", priority[r->level]);
+    snprintf(level, sizeof level, "PRIORITY=%d", log_priority(r->level));
     iov[n++] = (struct iovec){level, strlen(level)};
     for (size_t i = 0; i < r->n_fields + 2; i++) {
         const struct log_field *f = i < 2 ? NULL : &r->fields[i - 2];
@@ -431,11 +439,23 @@ static bool log_send_journal(const struct log_record *r)
     return sd_journal_sendv(iov, n) >= 0;
 }
 
+bool log_under_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    unsigned long long device, inode;
+    struct stat st;
+    return stream != NULL && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+           fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
+}
+
 void log_setup(enum log_level level, enum log_format format)
 {
     /* sd_journal_sendv says 0 also where there is no journald: its lines would be lost. */
-    if (format == LOG_FORMAT_JOURNAL && access("/run/systemd/journal/socket", W_OK) != 0)
+    bool unreachable =
+        format == LOG_FORMAT_JOURNAL && access("/run/systemd/journal/socket", W_OK) != 0;
+    if (unreachable)
         format = LOG_FORMAT_TEXT;
+    atomic_store(&log_state.prefixed, unreachable && log_under_journal());
     atomic_store(&log_state.level, (int)level);
     atomic_store(&log_state.format, (int)format);
 }
@@ -470,6 +490,11 @@ void log_event(enum log_level level, const char *component, const char *event, c
         if (to == LOG_FORMAT_JSON) {
             log_render_json(&l, &r);
         } else {
+            if (atomic_load(&log_state.prefixed)) {
+                char prefix[8];
+                log_add(&l, prefix,
+                        (size_t)snprintf(prefix, sizeof prefix, "<%d>", log_priority(level)));
+            }
             log_render_text(&l, &r, true);
             log_end(&l, "\n");
         }

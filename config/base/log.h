@@ -4,6 +4,8 @@
 #ifndef ISLET_LOG_H
 #define ISLET_LOG_H
 
+#include <stdbool.h>
+
 enum log_level {
     LOG_LEVEL_ERROR,
     LOG_LEVEL_WARN,
@@ -16,8 +18,12 @@ enum log_format {
     LOG_FORMAT_JOURNAL
 };
 
+/* True if stderr is the stream to the journal that systemd gave this unit ($JOURNAL_STREAM names it
+ * by device and inode), not one that a parent handed down. */
+bool log_under_journal(void);
 /* Sets what is written from now on. Safe before any other call; the default is INFO and TEXT. Any
- * thread. JOURNAL on a machine without journald is TEXT. */
+ * thread. JOURNAL where journald cannot be reached is TEXT, with the priority as <N> before each
+ * line if stderr is its stream all the same. */
 void log_setup(enum log_level level, enum log_format format);
 enum log_level log_level(void);
 

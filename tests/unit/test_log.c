@@ -5,8 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -128,6 +130,36 @@ static void test_log_without_journal_falls_back_to_text(void **state)
     assert_string_equal(capture_end(), "info a b c=1\n");
 }
 
+/* Its stream is there, its socket is not: the journal takes the priority from the line. */
+static void test_log_into_the_journals_stream_has_the_priority_in_front(void **state)
+{
+    (void)state;
+    char name[64];
+    struct stat st;
+    if (access("/run/systemd/journal/socket", F_OK) == 0)
+        skip();
+    capture_start();
+    assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+    snprintf(name, sizeof name, "%llu:%llu", (unsigned long long)st.st_dev,
+             (unsigned long long)st.st_ino);
+    setenv("JOURNAL_STREAM", name, 1);
+    const bool own = log_under_journal();
+    log_setup(LOG_LEVEL_DEBUG, LOG_FORMAT_JOURNAL);
+    log_error("a", "b", "c=%d", 1);
+    log_warn("a", "b", "c=%d", 2);
+    log_info("a", "b", "c=%d", 3);
+    log_debug("a", "b", "c=%d", 4);
+    setenv("JOURNAL_STREAM", "1:1", 1); /* a parent's: stderr is a pipe to it */
+    const bool handed_down = log_under_journal();
+    log_setup(LOG_LEVEL_INFO, LOG_FORMAT_JOURNAL);
+    log_info("a", "b", "c=%d", 5);
+    unsetenv("JOURNAL_STREAM");
+    assert_string_equal(capture_end(), "<3>error a b c=1\n<4>warn a b c=2\n<6>info a b c=3\n"
+                                       "<7>debug a b c=4\ninfo a b c=5\n");
+    assert_true(own && !handed_down);
+    assert_false(log_under_journal());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -138,6 +170,7 @@ int main(void)
         cmocka_unit_test(test_log_too_long_line_drops_whole_pairs_and_says_so),
         cmocka_unit_test(test_log_level_filters_and_errno_stays),
         cmocka_unit_test(test_log_without_journal_falls_back_to_text),
+        cmocka_unit_test(test_log_into_the_journals_stream_has_the_priority_in_front),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
