@@ -1,6 +1,6 @@
-/* The extents of one arena in the order of their addresses, free or owned by an expert. Neighbouring
- * free extents are one; a free one is split for a smaller expert. Offsets only: no memory is
- * touched. The expert cache's. */
+/* The extents of one arena in the order of their addresses, free or owned by an expert.
+ * Neighbouring free extents are one; a free one is split for a smaller expert. Offsets only: no
+ * memory is touched. The expert cache's. */
 #ifndef ISLET_EXPERT_ARENA_H
 #define ISLET_EXPERT_ARENA_H
 

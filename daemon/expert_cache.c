@@ -330,7 +330,7 @@ static bool make_room(struct expert_cache *c, uint64_t bytes, float limit)
     return true;
 }
 
-/* What the least of the layer's pinned experts is worth once it is free. INFINITY: there is none. */
+/* What the least of the layer's pinned experts is worth once it is free; INFINITY: none is. */
 static float worth_soon(struct expert_cache *c, uint32_t layer)
 {
     uint32_t least = NONE;

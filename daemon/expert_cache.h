@@ -8,8 +8,8 @@
  *
  * One turn of the engine:
  *   expert_cache_layer(c, layer, n_rows)            the layer that is computed now
- *   expert_cache_need(c, layer, expert, rows)       for each group; a READY one is pinned and counted
- *                                                   as a hit, another as a miss
+ *   expert_cache_need(c, layer, expert, rows)       for each group; a READY one is pinned and
+ *                                                   counted as a hit, another as a miss
  *   expert_cache_reserve(...)                       for each miss: evicts, gives the place; LOADING
  *   expert_cache_arrived / expert_cache_failed      as reads end
  *   expert_cache_unpin                              when its group is computed
@@ -65,11 +65,12 @@ void expert_cache_layer(struct expert_cache *c, uint32_t layer, uint32_t n_rows)
 enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer, uint32_t expert,
                                           uint32_t rows);
 
-/* Makes room for an ABSENT expert and gives its place (offset of its extent in the arena, a multiple
- * of EXPERT_CACHE_ALIGN): it is LOADING then, and pinned if `pin` is set. Evicts what is worth least
- * among READY experts without pins. false: pinned and loading ones leave no room; wait for some (a
- * layer's wave), then ask again; it succeeds when nothing is pinned or loading. With pin false (a
- * read ahead) nothing worth more than the newcomer is evicted: false then. */
+/* Makes room for an ABSENT expert and gives its place (offset of its extent in the arena, a
+ * multiple of EXPERT_CACHE_ALIGN): it is LOADING then, and pinned if `pin` is set. Evicts what is
+ * worth least among READY experts without pins. false: pinned and loading ones leave no room, or
+ * reads enough are under way and what could go is worth more than what this pass will set free
+ * itself; compute, wait for a read, ask again. It succeeds when nothing is pinned or loading. With
+ * pin false (a read ahead) nothing worth more than the newcomer is evicted: false then. */
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin,
                           uint64_t *ret_place);
 void expert_cache_arrived(struct expert_cache *c, uint32_t layer, uint32_t expert);

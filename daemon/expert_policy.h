@@ -75,8 +75,8 @@ void expert_policy_pass(struct expert_policy *p, uint32_t layer, uint32_t n_rows
 /* It uses `expert` for `rows` of them. */
 void expert_policy_use(struct expert_policy *p, uint32_t layer, uint32_t expert, uint32_t rows);
 
-/* Sets the odds (log2 of yes over no) that a row uses each expert of the layer. Only the layer's own
- * passes change them. */
+/* Sets the odds (log2 of yes over no) that a row uses each expert of the layer. Only the layer's
+ * own passes change them. */
 void expert_policy_score(struct expert_policy *p, uint32_t layer);
 /* [n_expert] odds of a layer when last scored; lent. */
 const float *expert_policy_odds(const struct expert_policy *p, uint32_t layer);

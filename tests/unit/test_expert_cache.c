@@ -174,7 +174,8 @@ static void finish(struct rig *r, uint32_t layer, const uint32_t *ids, uint32_t 
 }
 
 /* One layer of a step, as the engine does it: hits are pinned, misses are read while room is found,
- * then hits are computed, then what came, and so on in waves. `ids` are distinct. Gives the hits. */
+ * then hits are computed, then what came, and so on in waves. `ids` are distinct. Gives the hits.
+ */
 static uint32_t step_layer(struct rig *r, uint32_t layer, uint32_t n_rows, const uint32_t *ids,
                            uint32_t n, uint32_t fail_in)
 {

