@@ -427,9 +427,10 @@ enum err_code engine_experts_fill(struct engine_experts *x, const struct model_l
             *e = x->error;
             return e->code;
         }
+        /* Layers differ in their experts' bytes, the first is taken for all: an estimate. */
+        const unsigned percent = (unsigned)(100.0 * (double)read / (double)loading->total_bytes);
         if (loading->progress != NULL)
-            loading->progress(loading->context,
-                              (unsigned)(100.0 * (double)read / (double)loading->total_bytes));
+            loading->progress(loading->context, percent < 100 ? percent : 99);
         if (fault_hit(FAULT_WORKER_LOAD))
             return err_set(e, ERR_IO, "expert %u: a fault was asked for", x->warm);
     }
