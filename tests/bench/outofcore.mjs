@@ -172,6 +172,7 @@ async function traces(state) {
             const ids = fs.existsSync(idsFile(kind)) ? undefined : idsFile(kind);
             const run = (c, group) => measureOurs(bin, folder, { ...c, trace: traceFile(kind), ids }, group);
             const { error } = await measure(state.model, kind, 0, false, run);
+            if (error) fs.rmSync(traceFile(kind), { force: true });
             if (error) throw new Skip(error);
         }
 }

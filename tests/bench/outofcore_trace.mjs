@@ -60,6 +60,7 @@ const policies = ['lru', 'lfu', 'decay', 'static', 'ours', 'belady'];
 // `capacity` bytes, or undefined where the trace has no such phase.
 export function phaseBytes(bin, folder, trace, c, pass, phase, capacity) {
     const data = fs.readFileSync(trace);
+    if (data.length < HEAD_BYTES) return undefined; // its writer died
     const { begin, passes } = phases(data, c);
     const [from, to] = passes.at(pass)?.[phase] ?? [0, 0];
     const after = replay(bin, folder, data, begin, to, capacity);
