@@ -2,7 +2,7 @@
  * Nothing is clamped: a value outside its range is refused. One table of fields
  * (gw_chat_request_fields) says name, type, range, default and, for what would change the answer
  * and is not built in, the neutral values; the parser and the tests walk over it.
- * Thread: loop. */
+ * Any thread. */
 #ifndef ISLET_GW_CHAT_REQUEST_H
 #define ISLET_GW_CHAT_REQUEST_H
 
