@@ -40,6 +40,9 @@ EXTRA_gguf      := -Wconversion
 LEVEL_avx2      := -mavx2 -mfma -mf16c
 LEVEL_avx512    := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 
+# A sanitised `bits` runs one in SHARE of the random cases of each kind: all kinds, levels and threads, fewer cases.
+SHARE := $(if $(findstring thread,$(SAN)),8,$(if $(SAN),2,1))
+
 # ---- sources ----------------------------------------------------------------------------------------------------
 SRC_config  := $(wildcard config/base/*.c config/*.c)
 SRC_proto   := $(wildcard proto/*.c)
@@ -112,7 +115,7 @@ $(O)/gateway/cli/%.o: gateway/cli/%.c $(O)/flags
 $(O)/gateway/%.o: gateway/%.c $(O)/flags
 	$(call compile,$(INC_gateway))
 $(O)/tests/%.o: tests/%.c $(O)/flags
-	$(call compile,$(INC_tests) -DISLET_TEST_DIR='"$(CURDIR)/tests"' -DISLET_BUILD_DIR='"$(CURDIR)/$(B)"')
+	$(call compile,$(INC_tests) -DISLET_TEST_SHARE=$(SHARE) -DISLET_TEST_DIR='"$(CURDIR)/tests"' -DISLET_BUILD_DIR='"$(CURDIR)/$(B)"')
 $(O)/proto/examples/%.o: proto/examples/%.c $(O)/flags
 	$(call compile,$(INC_proto))
 # llhttp is Debian's source, built strict: the default build lets bytes pass that smuggle requests.
