@@ -342,6 +342,15 @@ static float worth_soon(struct expert_cache *c, uint32_t layer)
     return least == NONE ? INFINITY : worth(c, layer, least);
 }
 
+/* What an expert is worth when the pass that it is read ahead for is over. What is worth more than
+ * that would be read again for nothing. */
+static float worth_later(struct expert_cache *c, uint32_t layer, uint32_t expert)
+{
+    score(c, layer);
+    const float odds = expert_policy_odds(&c->policy, layer)[expert];
+    return expert_policy_chance(&c->policy, odds) / (float)c->n_layer;
+}
+
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin_it,
                           uint64_t *ret_place)
 {
@@ -352,12 +361,10 @@ bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t exper
     uint32_t extent = expert_arena_take(&c->arena, bytes, owner);
     if (extent == EXPERT_ARENA_NONE) {
         float limit = INFINITY;
-        if (!pin_it) {
-            score(c, layer);
-            limit = worth(c, layer, expert);
-        } else if (c->counts.loading >= c->depth) {
+        if (!pin_it)
+            limit = worth_later(c, layer, expert);
+        else if (c->counts.loading >= c->depth)
             limit = worth_soon(c, layer);
-        }
         if (!make_room(c, bytes, limit * (float)bytes))
             return false;
         extent = expert_arena_take(&c->arena, bytes, owner);

@@ -70,7 +70,8 @@ enum expert_cache_state expert_cache_need(struct expert_cache *c, uint32_t layer
  * worth least among READY experts without pins. false: pinned and loading ones leave no room, or
  * reads enough are under way and what could go is worth more than what this pass will set free
  * itself; compute, wait for a read, ask again. It succeeds when nothing is pinned or loading. With
- * pin false (a read ahead) nothing worth more than the newcomer is evicted: false then. */
+ * pin false (a read ahead) nothing is evicted that is worth more than the newcomer will be once its
+ * pass is over: false then. */
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin,
                           uint64_t *ret_place);
 void expert_cache_arrived(struct expert_cache *c, uint32_t layer, uint32_t expert);

@@ -5,8 +5,8 @@
 
 #include "alloc.h"
 
-/* Rows until a use counts half. */
-static const float half_lives[EXPERT_POLICY_SPANS] = {4, 16, 64, 256, 1024, INFINITY};
+/* Rows until a use counts half. The longest is no infinity: float would stop counting rows. */
+static const float half_lives[EXPERT_POLICY_SPANS] = {4, 16, 64, 256, 1024, 65536};
 static const float first_weights[EXPERT_POLICY_INPUTS] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.5f};
 
 enum {
@@ -70,7 +70,7 @@ static void set_rows(struct expert_policy *p, uint32_t n_rows)
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
         const float row = exp2f(-1.0f / half_lives[s]);
         p->decay[s] = exp2f(-(float)n_rows / half_lives[s]);
-        p->fill[s] = row < 1.0f ? (1.0f - p->decay[s]) / (1.0f - row) : (float)n_rows;
+        p->fill[s] = (1.0f - p->decay[s]) / (1.0f - row);
     }
 }
 
@@ -237,7 +237,7 @@ void expert_policy_pass(struct expert_policy *p, uint32_t layer, uint32_t n_rows
         l->seen[s] = l->seen[s] * p->decay[s] + p->fill[s];
         if (l->grown[s] < 1e12f * p->decay[s])
             l->grown[s] /= p->decay[s];
-        else if (p->decay[s] < 1.0f)
+        else
             settle(p, layer, s, p->decay[s] / l->grown[s]);
     }
     set_scale(p, l);

@@ -14,8 +14,8 @@
 #include "err.h"
 
 enum {
-    EXPERT_POLICY_LANES = 4, /* experts that are computed together */
-    EXPERT_POLICY_SPANS = 6, /* half-lives of the counts; the last one never decays */
+    EXPERT_POLICY_LANES = 4,                        /* experts that are computed together */
+    EXPERT_POLICY_SPANS = 6,                        /* half-lives of the counts */
     EXPERT_POLICY_INPUTS = EXPERT_POLICY_SPANS + 1, /* and the pattern */
     EXPERT_POLICY_PATTERNS = 80, /* kinds of recent use: the last 6 passes, or how long ago */
     EXPERT_POLICY_GROUPS = 4     /* of a pass that are learned from, LANES experts each */

@@ -324,7 +324,6 @@ static enum err_code run_ours(const struct sim_trace *t, uint64_t capacity,
     ret->read_bytes = pass.read_bytes;
     ret->hits = counts.hits;
     ret->needs = counts.hits + counts.misses;
-    ret->idle_bytes = capacity - counts.used_bytes;
     expert_cache_free(pass.cache);
     return ERR_OK;
 }

@@ -17,8 +17,7 @@ enum sim_replay_kind {
 struct sim_replay_result {
     uint64_t hits, needs;
     uint64_t read_bytes;
-    double seconds;      /* of OURS: time in the cache itself */
-    uint64_t idle_bytes; /* of OURS: free at the end */
+    double seconds; /* of OURS: CPU time of the cache and its driver */
 };
 
 /* Policies other than OURS have no pins and lose no room to the shape of free extents. */
