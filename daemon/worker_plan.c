@@ -60,8 +60,8 @@ static void fill_row(const struct worker_plan *p, struct worker_plan_row *row)
 }
 
 /* Other budgets, from the least that works to all experts; what does not grow is left out. */
-static enum err_code fill_rows(struct worker_plan *p, const struct engine_config *config,
-                               const struct k_device *device, struct err *e)
+static void fill_rows(struct worker_plan *p, const struct engine_config *config,
+                      const struct k_device *device)
 {
     const uint64_t experts = p->model->experts_bytes, cycle = p->set.plan.needs.cycle;
     const struct {
@@ -75,16 +75,14 @@ static enum err_code fill_rows(struct worker_plan *p, const struct engine_config
     for (unsigned i = 0; i < WORKER_PLAN_ROWS; i++) {
         struct worker_plan_row *row = &p->rows[p->n_rows];
         row->name = wanted[i].name;
-        const enum err_code code =
-            engine_plan_least(config, device, p->model, wanted[i].slots, &row->plan, e);
-        if (code != ERR_OK)
-            return code;
+        if (engine_plan_least(config, device, p->model, wanted[i].slots, &row->plan, NULL) !=
+            ERR_OK)
+            return;
         if (p->n_rows > 0 && row->plan.needs.budget <= row[-1].plan.needs.budget)
             continue;
         fill_row(p, row);
         p->n_rows++;
     }
-    return ERR_OK;
 }
 
 /* ---- the machine ---- */
@@ -127,7 +125,8 @@ static enum err_code make_plan(struct worker_plan *p, const struct engine_config
     p->set.name = "set";
     if (engine_plan_make(config, device, m, p->available, &p->set.plan, &p->refusal) == ERR_OK)
         fill_row(p, &p->set);
-    return fill_rows(p, config, device, e);
+    fill_rows(p, config, device);
+    return ERR_OK;
 }
 
 int worker_plan_run(const struct settings *s, bool json)

@@ -39,6 +39,11 @@ static struct speed_text speed(double tokens)
     return t;
 }
 
+static struct units_text seconds(double s)
+{
+    return units_ms((uint64_t)(s * 1000 + 1)); /* never "0" */
+}
+
 static void put_model(const struct worker_plan *p, FILE *out)
 {
     const struct model_shape *s = &p->model->shape;
@@ -53,23 +58,23 @@ static void put_needs(const struct worker_plan *p, FILE *out)
 {
     const struct engine_plan *plan = &p->set.plan;
     const uint64_t position = plan->page_bytes / K_PAGE;
-    fprintf(
-        out,
-        "needs     dense weights %s, KV %s a position (context %u = %s; all sequences %s), work "
-        "%s, experts %s; one token uses %s of experts\n",
-        units_bytes(plan->needs.weights).s, units_bytes(position).s, plan->n_ctx,
-        units_bytes(position * plan->n_ctx).s, units_bytes(plan->needs.kv).s,
-        units_bytes(plan->needs.work).s, units_bytes(plan->needs.experts).s,
-        units_bytes(p->token_bytes).s);
+    fprintf(out,
+            "needs     dense weights %s, work %s, experts %s; one token uses %s of experts\n"
+            "kv        %s a position: %s for a context of %u, %s for all sequences\n",
+            units_bytes(plan->needs.weights).s, units_bytes(plan->needs.work).s,
+            units_bytes(plan->needs.experts).s, units_bytes(p->token_bytes).s,
+            units_bytes(position).s, units_bytes(position * plan->n_ctx).s, plan->n_ctx,
+            units_bytes(plan->needs.kv).s);
 }
 
 static void put_machine(const struct worker_plan *p, FILE *out)
 {
-    fprintf(out, "machine   RAM %s, %s available%s; %s kernels, %u thread%s; reads RAM %.1f GB/s, ",
+    fprintf(out,
+            "machine   RAM %s, %s available%s; %s kernels, %u thread%s\n"
+            "reads     RAM %.1f GB/s with all threads, this file %.2f GB/s (%s",
             units_bytes(p->ram).s, units_bytes(p->available).s,
             p->group_limits ? " (memory limit of the cgroup)" : "", p->level, p->threads,
-            p->threads == 1 ? "" : "s", p->ram_rate / 1e9);
-    fprintf(out, "this file %.2f GB/s (%s", p->ssd.rate / 1e9, p->ssd.about);
+            p->threads == 1 ? "" : "s", p->ram_rate / 1e9, p->ssd.rate / 1e9, p->ssd.about);
     if (!p->ssd.direct && p->ssd.cached >= 0)
         fprintf(out, "; %.0f %% of it was cached already", 100 * p->ssd.cached);
     else if (!p->ssd.direct)
@@ -105,8 +110,12 @@ static void put_expectation(const struct worker_plan *p, FILE *out)
                 "expect    decode %s .. %s .. %s tok/s (all experts missed .. uniform routing "
                 ".. usual locality)",
                 speed(r->misses).s, speed(r->uniform).s, speed(r->usual).s);
-    fprintf(out, "; first token %.1f .. %.1f s after the start (prompt of 1 .. %d tokens)\n",
-            r->first_token_s[0], r->first_token_s[1], WORKER_PLAN_PROMPT);
+    fprintf(out, "\n          first token about %s after the start",
+            seconds(r->first_token_s[0]).s);
+    if (r->first_token_s[1] > r->first_token_s[0])
+        fprintf(out, ", %s if the prompt has %d tokens", seconds(r->first_token_s[1]).s,
+                WORKER_PLAN_PROMPT);
+    fputs("\n", out);
 }
 
 static const char *meaning(const char *name)

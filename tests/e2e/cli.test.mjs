@@ -1,4 +1,4 @@
-// The command `islet`: up, run, ps, status, bench, and chat on a pseudo-terminal.
+// The command `islet`: plan, up, run, ps, status, bench, and chat on a pseudo-terminal.
 import test, { after, before, describe } from 'node:test';
 import { spawn, spawnSync } from 'node:child_process';
 import { createConnection } from 'node:net';
@@ -92,7 +92,7 @@ class Up {
 describe('words of the command line', () => {
   test('help teaches', () => {
     assert.equal(run([]).code, 2);
-    for (const c of ['up', 'run', 'chat', 'ps', 'status', 'bench']) {
+    for (const c of ['up', 'plan', 'run', 'chat', 'ps', 'status', 'bench']) {
       const r = run(['help', c]);
       assert.equal(r.code, 0);
       assert.match(r.out, new RegExp(`usage: islet ${c}`));
@@ -134,6 +134,80 @@ test('run --model serves the file for one question and leaves nothing behind', a
   assert.equal(r.out, 'The capital of Norway is Oslo.\n');
   assert.match(r.err, /tok\/s/);
   assert.deepEqual(readdirSync('/tmp').filter((n) => /^islet-\w{6}$/.test(n) && !before.includes(n)), []);
+});
+
+describe('plan', () => {
+  const plan = (...args) => run(['plan', '--model', tinymoe, ...args]);
+  test('says needs, machine, budget and speed, and what other budgets give', () => {
+    const r = plan('--set', 'memory.ram_budget=1 GiB');
+    assert.equal(r.code, 0, r.err);
+    assert.match(r.out, /^model     Islet TinyMoE: qwen3moe, 4 layers, 16 experts of 204\.00 KiB each, top-4; file 15\.87 MiB$/m);
+    assert.match(r.out, /^needs     dense weights 3\.00 MiB, work [\d.]+ MiB, experts 13\.50 MiB; one token uses 3\.19 MiB of experts$/m);
+    assert.match(r.out, /^kv        2\.00 KiB a position: 4\.00 MiB for a context of 2048, /m);
+    assert.match(r.out, /^machine   RAM [\d.]+ GiB, [\d.]+ [GM]iB available.*; \w+ kernels, \d+ threads?$/m);
+    assert.match(r.out, /^reads     RAM [\d.]+ GB\/s with all threads, this file [\d.]+ GB\/s \(.*depth \d+.*\)$/m);
+    assert.match(r.out, /^budget    1\.00 GiB \(memory\.ram_budget\), .*everything fits, all 64 experts stay in memory$/m);
+    assert.match(r.out, /^expect    decode up to [\d.]+ tok\/s/m);
+    assert.match(r.out, /the least that works .* 100 % /s);
+    assert.match(r.out, /Expected from measured rates, not promised\.\n$/);
+  });
+  test('its sizes are those of a started worker', async () => {
+    for (const budget of ['22 MiB', '48 MiB']) {
+      const r = plan('--json', '--set', `memory.ram_budget=${budget}`);
+      assert.equal(r.code, 0, r.err);
+      const { needs, budget: b, error } = JSON.parse(r.out);
+      assert.equal(error, null);
+      const server = await startServer({ set: { 'memory.ram_budget': budget } });
+      try {
+        const status = JSON.parse(run(['status', '--json', '--server', `unix:${server.socket}`]).out);
+        const w = status.worker;
+        assert.deepEqual(
+          [b.slots_bytes, b.used_bytes, b.kv_bytes, b.work_bytes, needs.weights_bytes, b.context],
+          [w.ram_slots_bytes, w.ram_budget_bytes, w.kv_pages_total * w.kv_page_bytes, w.work_bytes, w.weights_bytes, status.n_ctx]);
+      } finally {
+        await server.stop();
+      }
+    }
+  });
+  test('each budget that it names works, and one less than the least does not', () => {
+    const all = JSON.parse(plan('--json').out);
+    assert.ok(all.other_budgets.length >= 2);
+    assert.deepEqual(all.other_budgets.map((b) => b.ram_budget_bytes), all.other_budgets.map((b) => b.ram_budget_bytes).toSorted((a, b) => a - b));
+    for (const b of all.other_budgets) {
+      const again = plan('--json', '--set', `memory.ram_budget=${b.ram_budget_bytes} B`);
+      assert.equal(again.code, 0, again.err);
+      assert.equal(JSON.parse(again.out).budget.slots_bytes, b.slots_bytes, b.name);
+      assert.ok(b.expected_tok_s.misses <= b.expected_tok_s.uniform && b.expected_tok_s.uniform <= b.expected_tok_s.usual);
+    }
+    const least = all.other_budgets[0].ram_budget_bytes;
+    const less = plan('--json', '--set', `memory.ram_budget=${least - 2 ** 20} B`);
+    assert.equal(less.code, 78);
+    assert.match(less.err, /^isletd: memory\.ram_budget .* is too small: .* is the least that works; raise it, or lower .*\n$/);
+    const refused = JSON.parse(less.out);
+    assert.equal(refused.budget, null);
+    assert.equal(`isletd: ${refused.error}\n`, less.err);
+    assert.equal(refused.other_budgets[0].ram_budget_bytes, least);
+  });
+  test('what would not be served is one clear line', () => {
+    const one = (text, args) => {
+      const r = run(['plan', ...args]);
+      assert.equal(r.code, 78, r.out);
+      assert.match(r.err, text);
+      assert.equal(r.err.trim().split('\n').length, 1, r.err);
+      assert.equal(r.out, '');
+    };
+    writeFileSync(`${dir}/junk.gguf`, 'this is not a model');
+    writeFileSync(`${dir}/cut.gguf`, readFileSync(tinymoe).subarray(0, 1 << 20));
+    one(/absent\.gguf: No such file/, ['--model', `${dir}/absent.gguf`]);
+    one(/junk\.gguf/, ['--model', `${dir}/junk.gguf`]);
+    one(/cut\.gguf/, ['--model', `${dir}/cut.gguf`]);
+    one(/model\.path is not set/, []);
+    one(/lsten.*listen/, ['--set', 'server.lsten=x']);
+    const much = plan('--set', 'memory.ram_budget=9 TiB', '--set', 'memory.kv_budget=8 TiB');
+    assert.equal(much.code, 78);
+    assert.match(much.err, /^isletd: memory: weights .* are more than the .* available; set memory\.ram_budget .*\n$/);
+    assert.match(much.out, /more than is available/);
+  });
 });
 
 describe('a running server', () => {
