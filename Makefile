@@ -80,7 +80,7 @@ EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-outofcore install uninstall clean deps deps-demo
+.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-cache bench-outofcore install uninstall clean deps deps-demo
 
 all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so ## the three programs and libislet
 
@@ -270,6 +270,9 @@ build/models/m89-%.gguf: | $(B)/bin/mkmodel
 BENCH_GGUFS = $(foreach g,$(GGUFS),$(firstword $(subst =, ,$(g))))
 bench-outofcore: all $(B)/bin/bench_outofcore $(B)/bin/bench_ssd $(B)/bin/cachesim $(if $(HELP),,$(BENCH_GGUFS)) ## a 9 GB model under 1.5, 3 and 6 GB, llama.cpp beside it (HELP=1: options)
 	@B=$(B) GGUFS="$(GGUFS)" node tests/bench/outofcore.mjs $(if $(HELP),--help)
+bench-cache: $(B)/bin/cachesim ## hits and bytes a token of the expert cache against LRU, LFU, Belady ..., with plots in build/bench
+	@mkdir -p $(B)/bench && $< tests/models/tinymoe-chat.trace --plot $(B)/bench/cache-tinymoe.svg && \
+	    $< --generate tokens=1500 --plot $(B)/bench/cache-generated.svg
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
 bench-serve: all ## time to first token and P95 inter-token time at 1, 4, 16 clients
