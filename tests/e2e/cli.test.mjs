@@ -251,7 +251,8 @@ describe('a running server', () => {
     assert.equal(ps.code, 0, ps.err);
     for (const word of ['model', 'sequences', 'memory', 'kv', 'experts', 'rates', 'requests']) assert.match(ps.out, new RegExp(`^${word} `, 'm'));
     assert.ok(!ps.out.includes('\x1b'), 'no colour in a pipe');
-    assert.match(ps.out, /weights 1[4-9]\.\d\d MiB/);
+    assert.match(ps.out, /weights 3\.00 MiB/);
+    assert.match(ps.out, /^experts +RAM 13\.50 MiB of 13\.50 MiB/m);
     const status = run(['status', ...at]);
     assert.equal(status.code, 0);
     assert.match(status.out, /^serving at unix:/);
@@ -324,7 +325,7 @@ describe('up', () => {
   });
 
   test('a worker that is asked to drain ends its answer, says so and is started again', async () => {
-    const up = await (await new Up().start()).ready();
+    const up = await (await new Up().start(['--set', `server.drain_deadline=${30 * slow} s`])).ready();
     try {
       const ask = (more) => fetch(`http://127.0.0.1:${up.port}/v1/chat/completions`, { method: 'POST', headers: { 'content-type': 'application/json' },
         body: JSON.stringify({ messages: [{ role: 'user', content: 'Tell me a story.' }], max_tokens: 400, ignore_eos: true, ...more }) });
