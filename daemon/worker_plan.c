@@ -1,5 +1,6 @@
 #include "worker_plan.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "engine.h"
@@ -147,9 +148,10 @@ int worker_plan_run(const struct settings *s, bool json)
         worker_plan_text_json(&plan, stdout);
     else if (code == ERR_OK)
         worker_plan_text_table(&plan, stdout);
-    fflush(stdout);
+    if (fflush(stdout) != 0 || ferror(stdout))
+        (void)err_set_os(&e, ERR_IO, errno, "the plan cannot be written");
     if (code == ERR_OK && plan.refusal.code != ERR_OK)
-        e = plan.refusal;
+        (void)err_set(&e, plan.refusal.code, "%s", plan.refusal.text);
     if (e.code != ERR_OK)
         fprintf(stderr, "isletd: %s\n", e.text);
     model_close(model);

@@ -46,7 +46,7 @@ struct worker_plan {
 
 /* Prints the plan to standard output, as text or as one JSON object, and what is wrong to standard
  * error. Borrows the settings. Returns the exit status: 0, or WORKER_EXIT_CONFIG where the model
- * would not be served. */
+ * would not be served or the plan cannot be written. */
 int worker_plan_run(const struct settings *s, bool json);
 
 #endif

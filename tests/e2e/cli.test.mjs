@@ -2,7 +2,7 @@
 import test, { after, before, describe } from 'node:test';
 import { spawn, spawnSync } from 'node:child_process';
 import { createConnection } from 'node:net';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync, readdirSync } from 'node:fs';
+import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync, readdirSync } from 'node:fs';
 import path from 'node:path';
 import { assert, bin, freePort, sleep, slow, startServer, tinymoe } from './clients/server.mjs';
 
@@ -207,6 +207,18 @@ describe('plan', () => {
     assert.equal(much.code, 78);
     assert.match(much.err, /^isletd: memory: weights .* are more than the .* available; set memory\.ram_budget .*\n$/);
     assert.match(much.out, /more than is available/);
+  });
+  test('a plan that cannot be written is an error', () => {
+    const full = openSync('/dev/full', 'w');
+    try {
+      for (const more of [[], ['--json']]) {
+        const r = spawnSync(islet, ['plan', '--model', tinymoe, ...more], { env: clean, encoding: 'utf8', stdio: ['ignore', full, 'pipe'], timeout: 60000 * slow });
+        assert.equal(r.status, 78);
+        assert.match(r.stderr, /^isletd: the plan cannot be written: No space left on device\n$/);
+      }
+    } finally {
+      closeSync(full);
+    }
   });
 });
 
