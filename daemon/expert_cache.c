@@ -13,7 +13,7 @@
 /* Reads under way that keep a disk busy. Beyond them, and beyond this share of the slots, a pass
  * takes no slot that is worth more than those it will set free itself. */
 enum {
-    MAX_DEPTH = 8,
+    MAX_DEPTH = 4,
     DEPTH_SHARE = 16
 };
 
