@@ -54,6 +54,7 @@ class Process {
   }
 
   start(extraEnv = {}) {
+    clearTimeout(this.again); // a start by hand must not be followed by a second worker
     this.starts++;
     this.killed = false;
     const env = { ...this.server.env, ...extraEnv };
@@ -75,7 +76,7 @@ class Process {
       child.on('exit', (code, signal) => {
         this.status = { code, signal };
         resolve(this.status);
-        if (this.wanted && this.server.restart) setTimeout(() => this.wanted && this.start(), 50);
+        if (this.wanted && this.server.restart) this.again = setTimeout(() => this.wanted && this.start(), 50);
       });
     });
     return child;
