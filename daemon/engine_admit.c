@@ -227,7 +227,7 @@ static void take_turns(struct engine_run *run, struct engine_sched_sequence *see
         limits->prefill_chunk = 0;
 }
 
-uint32_t engine_admit_rows(struct engine_run *run, uint64_t now_ns)
+static uint32_t plan_rows(struct engine_run *run, uint64_t now_ns)
 {
     struct engine_sched_sequence seen[ENGINE_MAX_SEQUENCES];
     uint32_t rows[ENGINE_MAX_SEQUENCES];
@@ -251,4 +251,17 @@ uint32_t engine_admit_rows(struct engine_run *run, uint64_t now_ns)
         sum += run->slots[next].rows;
     }
     return sum;
+}
+
+uint32_t engine_admit_rows(struct engine_run *run, uint64_t now_ns)
+{
+    uint64_t before;
+    uint32_t rows;
+    /* Those with rows may have lost their pages while an older one had none: it was another's turn,
+     * or a shorter prompt went first. Each round takes pages from one at least, so that it ends. */
+    do {
+        before = run->count.preemptions_total;
+        rows = plan_rows(run, now_ns);
+    } while (rows == 0 && run->count.preemptions_total > before);
+    return rows;
 }

@@ -282,6 +282,33 @@ static void test_engine_admit_one_without_pages_takes_none_of_an_older_one(void 
     alloc_free(s);
 }
 
+/* It is the younger one's turn, and there is no page for it: the older one decodes instead, and
+ * nobody waits for nothing. */
+static void test_engine_admit_who_loses_its_pages_loses_its_turn(void **state)
+{
+    struct step *s = alloc_zero(ALLOC_MISC, 1, sizeof(*s));
+    struct err e = {.code = ERR_OK};
+    (void)state;
+    assert_non_null(s);
+    s->run.config = &s->config;
+    s->run.n_slots = 2;
+    s->config.prefill_chunk = 512;
+    assert_int_equal(kv_page_start(&s->run.pages, 2, &e), ERR_OK);
+    assert_int_equal(kv_prefix_start(&s->run.prefix, &s->run.pages, &e), ERR_OK);
+    fill_slot(s, 0, 9, 21, 20);
+    fill_slot(s, 1, 9, KV_PREFIX_PAGE + 1, KV_PREFIX_PAGE);
+    engine_turns_start(&s->run.turns, true, 1);
+    s->run.turns.last[0] = s->run.turns.clock = 1;
+    assert_int_equal(engine_admit_rows(&s->run, 0), 1);
+    assert_int_equal(s->run.slots[0].rows, 1);
+    assert_int_equal(s->run.slots[1].rows, 0);
+    assert_false(s->run.slots[1].paged);
+    assert_int_equal(s->run.count.preemptions_total, 1);
+    kv_prefix_done(&s->run.prefix);
+    kv_page_done(&s->run.pages);
+    alloc_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -290,6 +317,7 @@ int main(void)
         cmocka_unit_test(test_engine_admit_cancelled_at_random_leaves_nothing),
         cmocka_unit_test(test_engine_admit_equal_prompts_are_computed_once),
         cmocka_unit_test(test_engine_admit_one_without_pages_takes_none_of_an_older_one),
+        cmocka_unit_test(test_engine_admit_who_loses_its_pages_loses_its_turn),
     };
     return cmocka_run_group_tests(tests, prepare, finish);
 }
