@@ -275,7 +275,7 @@ static enum err_code load(struct engine *g, struct err *e)
     if (code == ERR_OK)
         code = read_weights(g, &loading, e);
     if (code == ERR_OK) {
-        g->run.forward->heartbeat = &g->heartbeat;
+        g->run.forward->heartbeat = g->run.experts->heartbeat = &g->heartbeat;
         g->run.count.cpu_threads = k_threads(g->device);
         know_model(g);
     }

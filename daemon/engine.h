@@ -125,8 +125,8 @@ void engine_event_return(struct engine *g, struct engine_event *event);
 void engine_get_facts(struct engine *g, struct engine_facts *ret);
 /* The snapshot after the last step (copied under a lock; ret's inner pointers point into ret). */
 void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret);
-/* Counts up with every layer of a step, every piece of a load, and once a second while idle: what
- * the watchdog looks at. */
+/* Counts up with every layer of a step, with reads of experts that end, every piece of a load, and
+ * once a second while idle: what the watchdog looks at. */
 uint64_t engine_heartbeat(const struct engine *g);
 
 #endif

@@ -1,5 +1,7 @@
 #include "engine_experts.h"
 
+#include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -230,6 +232,8 @@ static uint32_t harvest(struct engine_experts *x, bool block)
             land(x, &results[i], &changed);
         all += n;
     } while (n == RESULTS);
+    if (x->heartbeat != NULL && all > 0)
+        atomic_fetch_add(x->heartbeat, 1);
     return all;
 }
 
@@ -336,12 +340,9 @@ static bool wait_ready(struct engine_experts *x)
     while (x->n_given == x->n_there) {
         if (x->n_waiting == 0 && x->next_missing == x->n_missing)
             return false;
-        if (harvest(x, true) == 0) {
-            /* nothing under way and no slot to be had: cannot be, the arena holds any expert */
-            (void)err_set(&x->error, ERR_LIMIT, "no slot for expert %u of layer %u",
-                          x->groups[x->missing[x->next_missing]].expert, x->layer);
-            fail_group(x, x->missing[x->next_missing++]);
-        }
+        /* The arena holds any expert: nothing of the layer is pinned, so a read is under way. */
+        const uint32_t ended = harvest(x, true);
+        assert(ended > 0);
         start_reads(x);
     }
     return true;
@@ -383,7 +384,8 @@ static void leave_layer(struct engine_experts *x)
     x->ahead = false;
 }
 
-/* Begins the next reads of a fill. False: all were begun. */
+/* Begins the next reads of a fill. False: all were begun that have room. An expert that is refused
+ * while no read is under way has none: a read that failed left a hole that smaller ones share. */
 static bool fill_some(struct engine_experts *x, uint32_t most)
 {
     const uint32_t n_expert = x->model->shape.n_expert;
@@ -391,9 +393,10 @@ static bool fill_some(struct engine_experts *x, uint32_t most)
         const uint32_t layer = x->warm / n_expert, expert = x->warm % n_expert;
         if (expert_cache_state(x->cache, layer, expert) != EXPERT_CACHE_ABSENT)
             continue;
-        if (!start_read(x, layer, expert, false))
+        if (start_read(x, layer, expert, false))
+            most--;
+        else if (reads_open(x))
             break;
-        most--;
     }
     return x->warm < x->n_experts;
 }
@@ -412,10 +415,18 @@ bool engine_experts_idle(struct engine_experts *x)
     return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
 }
 
+/* Layers differ in their experts' bytes, the first is taken for all: an estimate. */
+static unsigned percent_of(uint64_t read, uint64_t total)
+{
+    const double percent = 100.0 * (double)read / (double)total;
+    return percent < 99.0 ? (unsigned)percent : 99;
+}
+
 enum err_code engine_experts_fill(struct engine_experts *x, const struct model_loading *loading,
                                   struct err *e)
 {
     uint64_t read = x->model->weights_bytes;
+    unsigned told = percent_of(read, loading->total_bytes);
     leave_layer(x);
     x->error.code = ERR_OK;
     for (bool more = true; more || reads_open(x);) {
@@ -423,14 +434,12 @@ enum err_code engine_experts_fill(struct engine_experts *x, const struct model_l
             return err_set(e, ERR_CANCELLED, "loading was stopped");
         more = fill_some(x, UINT32_MAX);
         read += harvest(x, true) * x->model->expert_bytes[0];
-        if (x->error.code != ERR_OK) {
-            *e = x->error;
-            return e->code;
-        }
-        /* Layers differ in their experts' bytes, the first is taken for all: an estimate. */
-        const unsigned percent = (unsigned)(100.0 * (double)read / (double)loading->total_bytes);
-        if (loading->progress != NULL)
-            loading->progress(loading->context, percent < 100 ? percent : 99);
+        if (x->error.code != ERR_OK)
+            return err_set(e, x->error.code, "%s", x->error.text);
+        const unsigned percent = percent_of(read, loading->total_bytes);
+        if (percent > told && loading->progress != NULL)
+            loading->progress(loading->context, percent);
+        told = percent;
         if (fault_hit(FAULT_WORKER_LOAD))
             return err_set(e, ERR_IO, "expert %u: a fault was asked for", x->warm);
     }

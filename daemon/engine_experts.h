@@ -31,10 +31,12 @@ struct engine_experts {
     struct expert_cache *cache;
     struct tier_ram ram;
     struct tier_ssd *ssd;
-    bool all_fit;       /* the arena holds every expert */
-    uint32_t n_experts; /* n_layer * n_expert */
-    uint8_t *sound;     /* [n_experts] 1: its values were checked once (A3) */
-    uint32_t warm;      /* next expert that an idle engine reads */
+    bool all_fit;                /* the arena holds every expert */
+    uint32_t n_experts;          /* n_layer * n_expert */
+    uint8_t *sound;              /* [n_experts] 1: its values were checked once (A3) */
+    uint32_t warm;               /* next expert that an idle engine reads */
+    _Atomic uint64_t *heartbeat; /* counted up as reads end, so that a layer that waits for many is
+                                  * no hang; NULL: nobody looks */
 
     /* of the layer that is computed */
     uint32_t layer, n_rows, n_groups;

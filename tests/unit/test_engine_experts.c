@@ -261,6 +261,73 @@ static void test_engine_experts_a_value_that_is_not_finite_is_named(void **state
     unlink(path);
 }
 
+static void on_percent(void *context, unsigned percent)
+{
+    unsigned *last = context;
+    if (percent <= *last || percent >= 100)
+        fail_msg("%u %% after %u %%", percent, *last);
+    *last = percent;
+}
+
+static void test_engine_experts_fill_tells_each_per_cent_once(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    struct subject s = subject_open(path, 0, true);
+    struct err e = {.code = ERR_OK};
+    unsigned last = 0; /* per cent */
+    const uint64_t bytes = s.model->weights_bytes + s.model->experts_bytes;
+    const struct model_loading loading = {.total_bytes = 10 * bytes, /* many reads a per cent */
+                                          .progress = on_percent,
+                                          .context = &last};
+    fake.seed = 7;
+    must(engine_experts_fill(s.experts, &loading, &e), &e);
+    assert_in_range(last, 8, 10);
+    assert_int_equal(expert_cache_count(s.experts->cache).resident, s.experts->n_experts);
+    subject_close(&s);
+}
+
+/* A failed read leaves a hole where a smaller expert goes: at last one finds no room in one piece,
+ * although the bytes are there. */
+static void test_engine_experts_idle_ends_after_a_failed_read(void **state)
+{
+    (void)state;
+    char path[512];
+    uint64_t place;
+    unsigned calls = 0;
+    model_path(path);
+    struct subject s = subject_open(path, 0, false);
+    struct expert_cache *cache = s.experts->cache;
+    assert_true(s.model->expert_bytes[0] < s.model->expert_bytes[2]);
+    assert_true(expert_cache_reserve(cache, 0, 0, false, &place));
+    assert_true(expert_cache_reserve(cache, 2, 0, false, &place));
+    assert_true(expert_cache_reserve(cache, 2, 1, false, &place));
+    expert_cache_arrived(cache, 0, 0);
+    expert_cache_failed(cache, 2, 0);
+    expert_cache_arrived(cache, 2, 1);
+    while (engine_experts_idle(s.experts))
+        assert_true(++calls < 10000);
+    assert_int_equal(expert_cache_count(cache).resident, s.experts->n_experts - 1);
+    subject_close(&s);
+}
+
+static void test_engine_experts_reads_of_a_layer_beat(void **state)
+{
+    (void)state;
+    char path[512];
+    _Atomic uint64_t beats = 0;
+    model_path(path);
+    fake_read_init(&fake);
+    fake.seed = 5;
+    struct subject s = subject_open(path, ARENA, true);
+    s.experts->heartbeat = &beats;
+    step(&s);
+    assert_true(beats > s.model->shape.n_layer);
+    subject_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +336,9 @@ int main(void)
         cmocka_unit_test(test_engine_experts_a_cut_file_is_said),
         cmocka_unit_test(test_engine_experts_a_changed_file_gives_no_token),
         cmocka_unit_test(test_engine_experts_a_value_that_is_not_finite_is_named),
+        cmocka_unit_test(test_engine_experts_fill_tells_each_per_cent_once),
+        cmocka_unit_test(test_engine_experts_idle_ends_after_a_failed_read),
+        cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
 }
