@@ -84,18 +84,22 @@ static uint32_t next_trial(struct engine_turns *t)
 {
     t->trial_down = !t->trial_down;
     if (t->trial_down)
-        return t->width / 2;
-    const uint32_t width = t->width * 2 < t->n ? t->width * 2 : t->n;
-    return width > t->width ? width : 0;
+        return t->base_width / 2;
+    const uint32_t width = t->base_width * 2 < t->n ? t->base_width * 2 : t->n;
+    return width > t->base_width ? width : 0;
 }
 
 static void measure(struct engine_turns *t, uint32_t rows, uint64_t ns)
 {
-    if (rows != width_now(t)) { /* fewer decode than could: nothing to learn about this width */
+    const uint32_t all = t->width < t->n ? t->width : t->n;
+    if (rows != (t->trial != 0 ? t->trial : all)) { /* fewer than could: nothing to learn */
         t->trial = 0;
         return;
     }
     if (t->trial == 0) {
+        if (t->base_width != rows)
+            t->base = (struct engine_turns_rate){.rows = 0};
+        t->base_width = rows;
         add(&t->base, rows, ns);
         if (t->base.steps < ENGINE_TURNS_BASE_STEPS && t->base_rate > 0.0)
             return;
@@ -116,7 +120,7 @@ static void measure(struct engine_turns *t, uint32_t rows, uint64_t ns)
     if (t->tried.steps < ENGINE_TURNS_TRIAL_STEPS)
         return;
     if (rate_of(&t->tried) > 1.03 * t->base_rate) {
-        t->width = t->trial;
+        t->width = t->base_width = t->trial;
         t->base_rate = rate_of(&t->tried);
         t->trial_down = !t->trial_down; /* this direction once more */
     }

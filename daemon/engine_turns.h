@@ -32,11 +32,12 @@ struct engine_turns {
     uint32_t trial;  /* width that is tried now; 0: none */
     bool trial_down; /* the next trial is of half the width */
     struct engine_turns_rate base, tried;
-    double base_rate; /* rows a nanosecond at `width` when it was last measured; 0: never */
-    uint64_t step_ns; /* of the last decode step */
-    uint64_t owed_ns; /* decode time before the next chunk of a prompt */
-    uint32_t current; /* mask of those whose turn it is */
-    uint32_t left;    /* steps of the turn that are left */
+    uint32_t base_width; /* rows of the steps in base: `width`, or fewer where fewer decode */
+    double base_rate;    /* rows a nanosecond of them, or of those before; 0: never measured */
+    uint64_t step_ns;    /* of the last decode step */
+    uint64_t owed_ns;    /* decode time before the next chunk of a prompt */
+    uint32_t current;    /* mask of those whose turn it is */
+    uint32_t left;       /* steps of the turn that are left */
     uint64_t clock, last[ENGINE_TURNS_SEQUENCES]; /* when a sequence's last turn began */
 };
 

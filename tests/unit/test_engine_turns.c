@@ -72,6 +72,20 @@ static void test_engine_turns_wide_wins_where_batches_share(void **state)
     assert_int_equal(w.t.width, 16);
 }
 
+static void test_engine_turns_a_guess_wider_than_needed_is_tried_too(void **state)
+{
+    (void)state;
+    struct world w = {.ns = 0};
+    engine_turns_start(&w.t, true, 32);
+    play(&w, 0xf, 600, 10 * ms, 50 * ms, 50 * ms);
+    assert_int_equal(w.t.width, 1);
+    struct world v = {.ns = 0};
+    engine_turns_start(&v.t, true, 32);
+    play(&v, 0xf, 1200, 100 * ms, 5 * ms, 0);
+    assert_int_equal(v.t.width, 32);
+    assert_true(v.rows > 4 * 1200 - 4 * 1200 / 10); /* trials are few */
+}
+
 static void test_engine_turns_everyone_gets_the_same_share(void **state)
 {
     (void)state;
@@ -122,6 +136,7 @@ int main(void)
         cmocka_unit_test(test_engine_turns_inactive_lets_all_decode),
         cmocka_unit_test(test_engine_turns_narrow_wins_where_batches_read_more),
         cmocka_unit_test(test_engine_turns_wide_wins_where_batches_share),
+        cmocka_unit_test(test_engine_turns_a_guess_wider_than_needed_is_tried_too),
         cmocka_unit_test(test_engine_turns_everyone_gets_the_same_share),
         cmocka_unit_test(test_engine_turns_those_who_leave_and_come_are_followed),
         cmocka_unit_test(test_engine_turns_a_chunk_is_paid_back_before_the_next),
