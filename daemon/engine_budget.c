@@ -49,7 +49,8 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
                        "or lower memory.kv_budget or batch.prefill_chunk",
                        units_bytes(needs->weights).s, units_bytes(needs->kv).s,
                        units_bytes(needs->work).s, units_bytes(arena).s,
-                       units_bytes(needs->available).s, units_bytes(least).s);
+                       units_bytes(needs->available).s,
+                       units_bytes(needs->least != 0 ? needs->least : least).s);
     *ret = (struct engine_budget){.arena = arena,
                                   .total = fixed + arena,
                                   .all_resident = arena >= needs->experts,
