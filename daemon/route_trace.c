@@ -95,7 +95,8 @@ enum err_code route_trace_open(const char *path, const struct route_trace_shape 
         code = err_set(e, ERR_ARGUMENT, "route.trace: %s is not a regular file", path);
         goto out;
     }
-    if (ftruncate(t->fd, 0) != 0) {
+    /* One that was there may be open to others. */
+    if (fchmod(t->fd, 0600) != 0 || ftruncate(t->fd, 0) != 0) {
         code = err_set_os(e, ERR_IO, errno, "route.trace: %s", path);
         goto out;
     }
