@@ -64,8 +64,7 @@ uint64_t engine_forward_bytes(const struct k_device *device, const struct model 
 /* Bytes of one KV page. */
 uint64_t engine_forward_page_bytes(const struct model *m, enum k_kv_type type);
 /* `experts` (with their model) and `pool` (KV pages) are borrowed. The weights may still be
- * missing. Gives *ret; free with
- * engine_forward_free. */
+ * missing. Gives *ret; free with engine_forward_free. */
 enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
                                  struct engine_experts *experts,
                                  const struct engine_forward_sizes *sizes, struct k_buffer *pool,

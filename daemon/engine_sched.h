@@ -26,8 +26,8 @@ struct engine_sched_sequence {
 struct engine_sched_limits {
     uint32_t prefill_chunk; /* prompt rows of a step */
     uint64_t row_ns;        /* measured time of a row in steps with prompt rows; 0: unknown */
-    bool whole; /* prompt rows share what is read from the SSD: chunks are not cut to keep
-                             * the step short (engine_turns does that) */
+    bool whole;             /* prompt rows share what is read from the SSD: chunks are not cut to
+                             * keep the step short (engine_turns does that) */
 };
 
 /* Rows of each of n sequences (at most 64) in the next step; returns their sum. */

@@ -39,8 +39,8 @@ struct model_loading {
     struct k_buffer *arena; /* of model_load: ssd's arena, nothing in it yet; the reads land there
                               * first */
     uint64_t arena_bytes;
-    uint64_t
-        total_bytes; /* that progress counts against: dense weights and experts read at start */
+    uint64_t total_bytes; /* of dense weights and experts read at start: what progress counts
+                           * against */
     void (*progress)(void *context, unsigned percent); /* called for each per cent at most once */
     bool (*stopped)(void *context); /* asked between pieces: true ends the load by CANCELLED */
     void *context;

@@ -73,8 +73,8 @@ enum err_code tier_ssd_open(const struct tier_ssd_options *options, struct tier_
 void tier_ssd_close(struct tier_ssd *t);
 
 /* Queues the parts of one request, [n] with n <= TIER_SSD_PARTS; `id` is the caller's name for it.
- * Touching parts become one read. At most TIER_SSD_REQUESTS may be open (tier_ssd_room). Reads begin at
- * once, as many as `depth` allows, in the order of the calls. */
+ * Touching parts become one read. At most TIER_SSD_REQUESTS may be open (tier_ssd_room). Reads
+ * begin at once, as many as `depth` allows, in the order of the calls. */
 void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts, uint32_t n);
 /* Requests that may be started now. */
 uint32_t tier_ssd_room(const struct tier_ssd *t);

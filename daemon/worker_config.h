@@ -6,8 +6,8 @@
 
 struct settings;
 
-/* .model_path and .trace_path are lent by the settings. .trouble, .max_waiting, .notify and its context are the
- * caller's. */
+/* .model_path and .trace_path are lent by the settings. .trouble, .max_waiting, .notify and its
+ * context are the caller's. */
 struct engine_config worker_config_engine(const struct settings *s);
 
 #endif
