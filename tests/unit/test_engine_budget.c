@@ -102,7 +102,7 @@ static void test_engine_budget_more_than_available_is_refused(void **state)
     n.least = 600 * MIB; /* KV pages would be fewer */
     e = (struct err){.code = ERR_OK};
     assert_int_equal(engine_budget_split(&n, &b, &e), ERR_NOMEM);
-    assert_non_null(strstr(e.text, "(least here: 600 MiB)"));
+    assert_non_null(strstr(e.text, "(least here: 600.00 MiB)"));
     n.available = 0; /* unknown */
     assert_int_equal(engine_budget_split(&n, &b, &e), ERR_OK);
 }
