@@ -61,8 +61,8 @@ struct engine_experts {
 
 /* Bytes of the host that engine_experts_start takes beside the arena. */
 uint64_t engine_experts_bytes(const struct model *m, uint32_t max_rows);
-/* Opens the model's own files for reads of experts into `arena`, of options->arena_bytes, aligned to
- * TIER_SSD_ALIGN and lent until tier_ssd_close. Gives *ret. Errors: as tier_ssd_open. */
+/* Opens the model's own files for reads of experts into `arena`, of options->arena_bytes, aligned
+ * to TIER_SSD_ALIGN and lent until tier_ssd_close. Gives *ret. Errors: as tier_ssd_open. */
 enum err_code engine_experts_open_ssd(const struct model *m,
                                       const struct engine_experts_options *options, void *arena,
                                       struct tier_ssd **ret, struct err *e)
