@@ -108,7 +108,8 @@ export function diskRate(file, bin, rounds = 3) {
     if (process.env.DISK_RATE) return { rate: Number(process.env.DISK_RATE), by: 'DISK_RATE' };
     if (fs.existsSync(`${bin}/bench_ssd`)) {
         const out = execFileSync(`${bin}/bench_ssd`, [file, '--rounds', String(rounds), '--total', String(256 << 20)], { encoding: 'utf8' });
-        const rows = [...out.matchAll(/^ +(?:4|8|16) (.*)$/gm)].map((m) => m[1].match(/[\d.]+(?= \()/g).slice(0, 2).map(Number));
+        const rates = out.slice(0, out.indexOf('burst')); // the second table is of times
+        const rows = [...rates.matchAll(/^ +(?:4|8|16) (.*)$/gm)].map((m) => m[1].match(/[\d.]+(?= \()/g).slice(0, 2).map(Number));
         return { rate: Math.max(...rows.flat()) * 1e9, by: 'bench_ssd, 4 to 16 in flight' };
     }
     const args = ['--name=rate', `--filename=${file}`, '--readonly', '--direct=1', '--rw=randread', '--bs=1M', '--iodepth=8'];
