@@ -18,6 +18,8 @@
 #include "engine_forward.h"
 #include "fake_read.h"
 #include "gguf.h"
+#include "mkmodel_keys.h"
+#include "mkmodel_write.h"
 
 enum {
     ROWS = 8,
@@ -261,6 +263,68 @@ static void test_engine_experts_a_value_that_is_not_finite_is_named(void **state
     unlink(path);
 }
 
+/* A model of 24 experts of some 250 KiB. */
+static void make_model(const char *out, uint64_t parts)
+{
+    const struct mkmodel_options o = {.arch = "qwen3moe",
+                                      .out = out,
+                                      .layers = 3,
+                                      .hidden = 512,
+                                      .experts = 8,
+                                      .ff = 256,
+                                      .top_k = 2,
+                                      .heads = 4,
+                                      .head_dim = 64,
+                                      .kv_heads = 2,
+                                      .vocab = 1000,
+                                      .context = 2048,
+                                      .seed = 5,
+                                      .threads = 1,
+                                      .split = parts,
+                                      .mixed = true,
+                                      .format = K_Q4_K,
+                                      .emb_std = 1,
+                                      .res_std = 0.012};
+    struct mkmodel_plan *plan = NULL;
+    struct mkmodel_write_figures figures;
+    struct err e = {.code = ERR_OK};
+    must(mkmodel_plan_new(&o, &plan, &e), &e);
+    must(mkmodel_keys_make(plan, NULL, &e), &e);
+    must(mkmodel_write_files(plan, NULL, false, &figures, &e), &e);
+    mkmodel_plan_free(plan);
+}
+
+static void test_engine_experts_split_files_give_the_same_bits(void **state)
+{
+    (void)state;
+    char root[] = "/var/tmp/islet-split-XXXXXX", whole[64], parts[3][64];
+    assert_non_null(mkdtemp(root));
+    snprintf(whole, sizeof(whole), "%s/m.gguf", root);
+    for (int i = 0; i < 3; i++)
+        snprintf(parts[i], sizeof(parts[i]), "%s/m-0000%d-of-00003.gguf", root, i + 1);
+    make_model(whole, 1);
+    make_model(whole, 3);
+    struct subject a = subject_open(whole, 0, false);
+    struct subject b = subject_open(parts[0], 2 << 20, false);
+    const size_t bytes = ROWS * (size_t)a.model->shape.n_vocab * sizeof(float);
+    step(&a);
+    for (int pass = 0; pass < 2; pass++) {
+        step(&b);
+        assert_false(b.experts->any_failed);
+        assert_memory_equal(a.forward->logits, b.forward->logits, bytes);
+    }
+    assert_int_equal(truncate(parts[2], 1 << 16), 0);
+    step(&b);
+    assert_true(b.experts->any_failed);
+    assert_non_null(strstr(b.experts->error.text, "m-00003-of-00003.gguf"));
+    subject_close(&a);
+    subject_close(&b);
+    for (int i = 0; i < 3; i++)
+        unlink(parts[i]);
+    unlink(whole);
+    assert_int_equal(rmdir(root), 0);
+}
+
 static void on_percent(void *context, unsigned percent)
 {
     unsigned *last = context;
@@ -336,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_engine_experts_a_cut_file_is_said),
         cmocka_unit_test(test_engine_experts_a_changed_file_gives_no_token),
         cmocka_unit_test(test_engine_experts_a_value_that_is_not_finite_is_named),
+        cmocka_unit_test(test_engine_experts_split_files_give_the_same_bits),
         cmocka_unit_test(test_engine_experts_fill_tells_each_per_cent_once),
         cmocka_unit_test(test_engine_experts_idle_ends_after_a_failed_read),
         cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
