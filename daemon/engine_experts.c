@@ -6,6 +6,7 @@
 
 #include "alloc.h"
 #include "fault.h"
+#include "log.h"
 
 enum {
     BATCH_ROWS = 256, /* given out at once while reads are under way: some milliseconds' work */
@@ -401,11 +402,24 @@ static bool fill_some(struct engine_experts *x, uint32_t most)
     return x->warm < x->n_experts;
 }
 
+/* Nobody waits for these reads: who needs such an expert later has it read again. */
+static void harvest_idle(struct engine_experts *x)
+{
+    x->error.code = ERR_OK;
+    harvest(x, true);
+    if (x->error.code == ERR_OK || x->idle_failed)
+        return;
+    x->idle_failed = true;
+    log_warn("engine", "idle_read_failed",
+             "reason=\"%s\" action=\"continuing: experts are read when they are needed\"",
+             x->error.text);
+}
+
 bool engine_experts_idle(struct engine_experts *x)
 {
     leave_layer(x);
     if (reads_open(x)) {
-        harvest(x, true);
+        harvest_idle(x);
         return true;
     }
     if (tier_ram_reserve(&x->ram)) {

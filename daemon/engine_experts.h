@@ -35,6 +35,7 @@ struct engine_experts {
     uint32_t n_experts;          /* n_layer * n_expert */
     uint8_t *sound;              /* [n_experts] 1: its values were checked once (A3) */
     uint32_t warm;               /* next expert that an idle engine reads */
+    bool idle_failed;            /* such a read failed, which was said */
     _Atomic uint64_t *heartbeat; /* counted up as reads end, so that a layer that waits for many is
                                   * no hang; NULL: nobody looks */
 

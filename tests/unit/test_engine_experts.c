@@ -377,6 +377,28 @@ static void test_engine_experts_idle_ends_after_a_failed_read(void **state)
     subject_close(&s);
 }
 
+static void test_engine_experts_idle_on_a_broken_disk_ends_and_is_said(void **state)
+{
+    (void)state;
+    char path[512];
+    unsigned calls = 0;
+    model_path(path);
+    fake_read_init(&fake);
+    struct subject s = subject_open(path, 0, true);
+    fake.fail_errno = EIO;
+    fake.fail_nth = 30;
+    fake.fail_forever = true;
+    while (engine_experts_idle(s.experts))
+        assert_true(++calls < 10000);
+    assert_true(s.experts->idle_failed);
+    assert_in_range(expert_cache_count(s.experts->cache).resident, 1, s.experts->n_experts - 1);
+    fake.fail_nth = 0;
+    fake.fail_forever = false;
+    step(&s);
+    assert_int_equal(check_rows(&s), 0);
+    subject_close(&s);
+}
+
 static void test_engine_experts_reads_of_a_layer_beat(void **state)
 {
     (void)state;
@@ -403,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_engine_experts_split_files_give_the_same_bits),
         cmocka_unit_test(test_engine_experts_fill_tells_each_per_cent_once),
         cmocka_unit_test(test_engine_experts_idle_ends_after_a_failed_read),
+        cmocka_unit_test(test_engine_experts_idle_on_a_broken_disk_ends_and_is_said),
         cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
