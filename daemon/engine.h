@@ -94,7 +94,7 @@ struct engine_snapshot {
     struct proto_sequence sequences[ENGINE_MAX_LISTED]; /* request_id holds the handle */
     char clients[ENGINE_MAX_LISTED][64];
     char backend[32];
-    char storage[128];
+    char storage[PROTO_MAX_TEXT + 1];
 };
 
 /* Starts the thread, which loads the model at once (state LOADING, then SERVING or FAILED with the

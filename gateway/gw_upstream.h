@@ -40,7 +40,7 @@ struct gw_upstream_status {
     struct proto_status status;
     struct proto_sequence sequences[GW_UPSTREAM_MAX_LISTED];
     char clients[GW_UPSTREAM_MAX_LISTED][64];
-    char backend[64], degraded[PROTO_MAX_TEXT + 1], storage[128];
+    char backend[64], degraded[PROTO_MAX_TEXT + 1], storage[PROTO_MAX_TEXT + 1];
 };
 
 struct gw_upstream_events {
