@@ -115,11 +115,7 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
         code = start_slots(run, e);
     if (code == ERR_OK)
         start_trace(run);
-    const uint64_t cycle = plan.needs.cycle;
-    engine_turns_start(&run->turns, !run->budget.all_resident,
-                       (uint32_t)(run->budget.arena / (2 * cycle) < ENGINE_TURNS_SEQUENCES
-                                      ? run->budget.arena / (2 * cycle)
-                                      : ENGINE_TURNS_SEQUENCES));
+    engine_turns_start(&run->turns, !run->budget.all_resident, 1);
     run->count.kv_pages_total = plan.n_pages;
     run->count.kv_page_bytes = plan.page_bytes;
     run->count.weights_bytes = model->weights_bytes;

@@ -6,6 +6,7 @@ void engine_turns_start(struct engine_turns *t, bool active, uint32_t width)
 {
     memset(t, 0, sizeof(*t));
     t->active = active;
+    t->period = ENGINE_TURNS_BASE_STEPS;
     t->width = width < 1 ? 1 : width > ENGINE_TURNS_SEQUENCES ? ENGINE_TURNS_SEQUENCES : width;
 }
 
@@ -79,14 +80,15 @@ static double rate_of(const struct engine_turns_rate *r)
     return r->ns == 0 ? 0.0 : (double)r->rows / (double)r->ns;
 }
 
-/* Half or double, in turn; 0 if that is no width to try. */
+/* Half or double, in turn; 0 if there is no other width. */
 static uint32_t next_trial(struct engine_turns *t)
 {
+    const uint32_t twice = t->base_width * 2 < t->n ? t->base_width * 2 : t->n;
+    const uint32_t up = twice > t->base_width ? twice : 0, down = t->base_width / 2;
     t->trial_down = !t->trial_down;
     if (t->trial_down)
-        return t->base_width / 2;
-    const uint32_t width = t->base_width * 2 < t->n ? t->base_width * 2 : t->n;
-    return width > t->base_width ? width : 0;
+        return down != 0 ? down : up;
+    return up != 0 ? up : down;
 }
 
 static void measure(struct engine_turns *t, uint32_t rows, uint64_t ns)
@@ -101,9 +103,7 @@ static void measure(struct engine_turns *t, uint32_t rows, uint64_t ns)
             t->base = (struct engine_turns_rate){.rows = 0};
         t->base_width = rows;
         add(&t->base, rows, ns);
-        if (t->base.steps < ENGINE_TURNS_BASE_STEPS && t->base_rate > 0.0)
-            return;
-        if (t->base.steps < ENGINE_TURNS_TRIAL_STEPS)
+        if (t->base.steps < t->period)
             return;
         t->base_rate = rate_of(&t->base);
         t->base = (struct engine_turns_rate){.rows = 0};
@@ -123,6 +123,9 @@ static void measure(struct engine_turns *t, uint32_t rows, uint64_t ns)
         t->width = t->base_width = t->trial;
         t->base_rate = rate_of(&t->tried);
         t->trial_down = !t->trial_down; /* this direction once more */
+        t->period = ENGINE_TURNS_BASE_STEPS;
+    } else if (t->period < ENGINE_TURNS_MOST_BASE_STEPS) {
+        t->period *= 2;
     }
     t->trial = 0;
 }

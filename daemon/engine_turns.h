@@ -13,9 +13,10 @@
 
 enum {
     ENGINE_TURNS_SEQUENCES = 32,
-    ENGINE_TURNS_MOST_STEPS = 8,   /* of a turn */
-    ENGINE_TURNS_PAUSE_MS = 2000,  /* that a sequence should wait for its next turn at most */
-    ENGINE_TURNS_BASE_STEPS = 48,  /* between two trials of another width */
+    ENGINE_TURNS_MOST_STEPS = 96,  /* of a turn: a change of text costs about ten tokens' time */
+    ENGINE_TURNS_PAUSE_MS = 30000, /* that a sequence should wait for its next turn at most */
+    ENGINE_TURNS_BASE_STEPS = 48,  /* before a trial of another width; doubled when it was worse */
+    ENGINE_TURNS_MOST_BASE_STEPS = 1536,
     ENGINE_TURNS_TRIAL_STEPS = 12, /* of a trial */
     ENGINE_TURNS_SETTLE_STEPS = 4  /* of them not counted: the cache gets used to it */
 };
@@ -31,6 +32,7 @@ struct engine_turns {
     uint32_t width;  /* of them in a turn */
     uint32_t trial;  /* width that is tried now; 0: none */
     bool trial_down; /* the next trial is of half the width */
+    uint32_t period; /* steps before the next trial */
     struct engine_turns_rate base, tried;
     uint32_t base_width; /* rows of the steps in base: `width`, or fewer where fewer decode */
     double base_rate;    /* rows a nanosecond of them, or of those before; 0: never measured */
