@@ -132,8 +132,22 @@ static struct engine_config config_of(const struct bits *b, const uint32_t *choi
     return config;
 }
 
+/* The oracle has no threads, so that the thread sanitizer finds nothing in it, at twenty times its
+ * time. */
+#if defined(__SANITIZE_THREAD__)
+enum {
+    WITHOUT_ORACLE = 1
+};
+#else
+enum {
+    WITHOUT_ORACLE = 0
+};
+#endif
+
 static bool choice_possible(const uint32_t *choice)
 {
+    if (WITHOUT_ORACLE && levels[choice[3]].level == K_LEVEL_REFERENCE)
+        return false;
     return strstr(k_levels_available(), levels[choice[3]].name) != NULL;
 }
 
@@ -220,10 +234,10 @@ int main(int argc, char **argv)
 {
     static struct bits b;
     const bool full = argc > 1 && strcmp(argv[1], "--full") == 0;
-    uint32_t choice[N_KINDS] = {0};
+    uint32_t choice[N_KINDS] = {0, 0, 0, WITHOUT_ORACLE, 0};
     snprintf(b.model, sizeof(b.model), "%s/models/tinymoe-q4_k_m.gguf", ISLET_TEST_DIR);
     read_requests(&b);
-    run_all(&b, choice, b.expected); /* alone, by the reference */
+    run_all(&b, choice, b.expected); /* alone, by the first level */
     if (full) {
         do {
             if (choice_possible(choice))
