@@ -104,7 +104,7 @@ enum err_code engine_experts_new(struct k_device *device, struct k_stream *strea
     if (code == ERR_OK)
         code = engine_experts_open_ssd(m, options, x->ops->buffer_host(x->ram.arena), &x->ssd, e);
     if (code == ERR_OK) {
-        tier_ssd_reserved(x->ssd, x->ram.reserved);
+        tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
         *ret = x;
     } else {
         engine_experts_free(x);
@@ -260,6 +260,7 @@ static void start_reads(struct engine_experts *x)
 
 void engine_experts_step(struct engine_experts *x, uint32_t n_rows)
 {
+    tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
     x->n_rows = n_rows;
     memset(x->row_misses, 0, n_rows * sizeof(*x->row_misses));
     memset(x->row_bytes, 0, n_rows * sizeof(*x->row_bytes));
@@ -422,10 +423,7 @@ bool engine_experts_idle(struct engine_experts *x)
         harvest_idle(x);
         return true;
     }
-    if (tier_ram_reserve(&x->ram)) {
-        tier_ssd_reserved(x->ssd, x->ram.reserved);
-        return true;
-    }
+    tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
     return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
 }
 

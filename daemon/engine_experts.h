@@ -86,7 +86,7 @@ void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_g
 uint32_t engine_experts_take(struct engine_experts *x);
 /* Keeps reads going while something else is computed; never waits. */
 void engine_experts_poll(struct engine_experts *x);
-/* While the engine has nothing to do: reserves memory, and reads more experts if all of them have
+/* While the engine has nothing to do: reads more experts if all of them have
  * room. False: there is nothing left. Waits some milliseconds at most. */
 bool engine_experts_idle(struct engine_experts *x);
 /* Reads every expert now, while a model loads; all of them have room. ERR_FORMAT, ERR_IO,
