@@ -288,7 +288,6 @@ void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_g
                           const struct k_group *groups, const uint32_t *order)
 {
     x->layer = layer;
-    x->n_groups = n_groups;
     x->groups = groups;
     x->order = order;
     x->n_missing = x->next_missing = x->n_waiting = x->n_given = x->n_there = x->n_selected = 0;

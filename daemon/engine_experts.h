@@ -4,7 +4,7 @@
  * thread's.
  *
  * One layer:
- *   engine_experts_layer(x, layer, n_rows, n_groups, groups, order)
+ *   engine_experts_layer(x, layer, n_groups, groups, order)
  *   while ((n = engine_experts_take(x)) > 0) compute the groups x->selected[0..n)
  * A group whose expert cannot be read is never given out: its rows are in x->row_failed, the reason
  * in x->error. */
@@ -40,7 +40,7 @@ struct engine_experts {
                                   * no hang; NULL: nobody looks */
 
     /* of the layer that is computed */
-    uint32_t layer, n_rows, n_groups;
+    uint32_t layer, n_rows;
     bool pinned; /* its groups hold pins; false: every expert is there for good */
     const struct k_group *groups;
     const uint32_t *order;

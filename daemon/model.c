@@ -140,7 +140,6 @@ void model_close(struct model *m)
 
 /* A read on its way to `to` in the weights. */
 struct piece {
-    const struct gguf_tensor *tensor;
     uint64_t done, bytes; /* of the tensor before this piece; of the piece */
     uint64_t staged;      /* where its first byte lands in the arena */
     bool busy;
@@ -199,8 +198,7 @@ static bool start_piece(struct load *l, const struct gguf_tensor *t, uint64_t do
     const uint64_t left = t->bytes - done, offset = t->offset + done;
     const uint64_t below = offset % TIER_SSD_ALIGN;
     struct piece *p = &l->pieces[i];
-    *p = (struct piece){.tensor = t,
-                        .done = done,
+    *p = (struct piece){.done = done,
                         .bytes = left < l->piece_bytes ? left : l->piece_bytes,
                         .staged = i * (l->piece_bytes + 2ull * TIER_SSD_ALIGN) + below,
                         .busy = true};

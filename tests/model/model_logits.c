@@ -6,19 +6,10 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "engine_forward.h"
+#include "forward_rig.h"
 
 enum {
     MAX_TOKENS = 256
-};
-
-struct subject { /* a model ready to compute one sequence at once */
-    struct k_device *device;
-    struct k_stream *stream;
-    struct model *model;
-    struct engine_experts *experts;
-    struct k_buffer *pool;
-    struct engine_forward *forward;
 };
 
 static unsigned passed, failed;
@@ -37,52 +28,22 @@ static void die(const struct err *e)
     exit(1);
 }
 
-static struct subject subject_open(const char *path)
+/* Ready to compute one sequence at once. */
+static struct forward_rig rig_open(const char *path)
 {
-    struct subject s = {.device = NULL};
+    struct forward_rig s;
     struct err e = {.code = ERR_OK};
     const struct engine_forward_sizes sizes = {.max_rows = MAX_TOKENS,
                                                .max_logits = MAX_TOKENS,
                                                .max_sequences = 1,
                                                .max_pages = MAX_TOKENS / K_PAGE};
-    if (k_open(K_LEVEL_AUTO, 2, &s.device, &e) != ERR_OK ||
-        k_ops(s.device)->stream_new(s.device, &s.stream, &e) != ERR_OK)
-        die(&e);
-    struct model_loading loading = {.path = path, .device = s.device, .stream = s.stream};
-    if (model_open(&loading, &s.model, &e) != ERR_OK ||
-        engine_experts_new(
-            s.device, s.stream, s.model,
-            &(struct engine_experts_options){.arena_bytes = s.model->experts_bytes + (1 << 20),
-                                             .depth = 8,
-                                             .max_rows = MAX_TOKENS},
-            &s.experts, &e) != ERR_OK)
-        die(&e);
-    loading.ssd = s.experts->ssd;
-    loading.arena = s.experts->ram.arena;
-    loading.arena_bytes = s.experts->ram.bytes;
-    loading.total_bytes = s.model->weights_bytes;
-    if (model_load(s.model, &loading, &e) != ERR_OK ||
-        k_ops(s.device)->buffer_new(s.device,
-                                    sizes.max_pages * engine_forward_page_bytes(s.model, K_KV_F16),
-                                    &s.pool, &e) != ERR_OK ||
-        engine_forward_new(s.device, s.stream, s.experts, &sizes, s.pool, &s.forward, &e) != ERR_OK)
+    if (forward_rig_open(path, 0, NULL, &sizes, &s, &e) != ERR_OK)
         die(&e);
     return s;
 }
 
-static void subject_close(struct subject *s)
-{
-    const struct k_ops *ops = k_ops(s->device);
-    engine_forward_free(s->forward);
-    engine_experts_free(s->experts);
-    ops->buffer_free(s->pool);
-    model_close(s->model);
-    ops->stream_free(s->stream);
-    k_close(s->device);
-}
-
 /* All positions of the sequence in one step, with logits of each. Returns their count. */
-static uint32_t compute(struct subject *s, const json_t *tokens)
+static uint32_t compute(struct forward_rig *s, const json_t *tokens)
 {
     static const uint32_t pages[MAX_TOKENS / K_PAGE] = {2, 0, 3, 1};
     struct engine_forward *f = s->forward;
@@ -156,8 +117,8 @@ struct totals {
     double kl, kl_max;
 };
 
-static void count_routes(struct subject *s, const json_t *vector, const uint8_t *data, uint32_t n,
-                         struct totals *t)
+static void count_routes(struct forward_rig *s, const json_t *vector, const uint8_t *data,
+                         uint32_t n, struct totals *t)
 {
     const struct engine_forward *f = s->forward;
     const uint32_t used = s->model->shape.n_expert_used;
@@ -179,7 +140,7 @@ static void count_routes(struct subject *s, const json_t *vector, const uint8_t 
     }
 }
 
-static void count_vector(struct subject *s, const json_t *vector, const uint8_t *data,
+static void count_vector(struct forward_rig *s, const json_t *vector, const uint8_t *data,
                          struct totals *t)
 {
     const uint32_t n_vocab = s->model->shape.n_vocab;
@@ -213,7 +174,7 @@ static void check_tinymoe(const char *quant)
 {
     char path[512];
     snprintf(path, sizeof(path), "%s/models/tinymoe-%s.gguf", ISLET_TEST_DIR, quant);
-    struct subject s = subject_open(path);
+    struct forward_rig s = rig_open(path);
     snprintf(path, sizeof(path), "%s/models/vectors/tinymoe-%s.json", ISLET_TEST_DIR, quant);
     json_t *file = open_json(path);
     snprintf(path, sizeof(path), "%s/models/vectors/tinymoe-%s.bin", ISLET_TEST_DIR, quant);
@@ -234,7 +195,7 @@ static void check_tinymoe(const char *quant)
            t.positions);
     alloc_free(data);
     json_decref(file);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 /* Largest difference to the reference's logits over all positions of all sequences. */
@@ -242,7 +203,7 @@ static void check_random(const char *form, double limit)
 {
     char path[512];
     snprintf(path, sizeof(path), "%s/models/random/qwen3moe-%s.gguf", ISLET_TEST_DIR, form);
-    struct subject s = subject_open(path);
+    struct forward_rig s = rig_open(path);
     snprintf(path, sizeof(path), "%s/models/random/qwen3moe.json", ISLET_TEST_DIR);
     json_t *file = open_json(path);
     snprintf(path, sizeof(path), "%s/models/random/%s", ISLET_TEST_DIR,
@@ -264,7 +225,7 @@ static void check_random(const char *form, double limit)
           "random qwen3moe %s: largest logit difference %.4f (limit %.2f)", form, worst, limit);
     alloc_free(data);
     json_decref(file);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 int main(void)

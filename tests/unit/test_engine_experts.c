@@ -15,8 +15,8 @@
 #include <cmocka.h>
 
 #include "alloc.h"
-#include "engine_forward.h"
 #include "fake_read.h"
+#include "forward_rig.h"
 #include "gguf.h"
 #include "mkmodel_keys.h"
 #include "mkmodel_write.h"
@@ -24,15 +24,6 @@
 enum {
     ROWS = 8,
     ARENA = 3 << 20 /* a third of the experts */
-};
-
-struct subject {
-    struct k_device *device;
-    struct k_stream *stream;
-    struct model *model;
-    struct engine_experts *experts;
-    struct k_buffer *pool;
-    struct engine_forward *forward;
 };
 
 static struct fake_read fake;
@@ -44,47 +35,18 @@ static void must(enum err_code code, const struct err *e)
         fail_msg("%s", e->text);
 }
 
-static struct subject subject_open(const char *path, uint64_t arena, bool faulty)
+static struct forward_rig rig_open(const char *path, uint64_t arena, bool faulty)
 {
-    struct subject s = {.device = NULL};
+    struct forward_rig s;
     struct err e = {.code = ERR_OK};
     const struct engine_forward_sizes sizes = {
         .max_rows = ROWS, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
-    must(k_open(K_LEVEL_AUTO, 2, &s.device, &e), &e);
-    must(k_ops(s.device)->stream_new(s.device, &s.stream, &e), &e);
-    struct model_loading loading = {.path = path, .device = s.device, .stream = s.stream};
-    must(model_open(&loading, &s.model, &e), &e);
-    const struct engine_experts_options options = {.arena_bytes =
-                                                       arena != 0 ? arena : s.model->experts_bytes,
-                                                   .depth = 4,
-                                                   .max_rows = ROWS,
-                                                   .source = faulty ? &fake.source : NULL};
-    must(engine_experts_new(s.device, s.stream, s.model, &options, &s.experts, &e), &e);
-    loading.ssd = s.experts->ssd;
-    loading.arena = s.experts->ram.arena;
-    loading.arena_bytes = s.experts->ram.bytes;
-    loading.total_bytes = s.model->weights_bytes;
-    must(model_load(s.model, &loading, &e), &e);
-    must(k_ops(s.device)->buffer_new(s.device, ROWS * engine_forward_page_bytes(s.model, K_KV_F16),
-                                     &s.pool, &e),
-         &e);
-    must(engine_forward_new(s.device, s.stream, s.experts, &sizes, s.pool, &s.forward, &e), &e);
+    must(forward_rig_open(path, arena, faulty ? &fake.source : NULL, &sizes, &s, &e), &e);
     return s;
 }
 
-static void subject_close(struct subject *s)
-{
-    const struct k_ops *ops = k_ops(s->device);
-    engine_forward_free(s->forward);
-    engine_experts_free(s->experts);
-    ops->buffer_free(s->pool);
-    model_close(s->model);
-    ops->stream_free(s->stream);
-    k_close(s->device);
-}
-
 /* One step: eight sequences, each with its first token. */
-static void step(struct subject *s)
+static void step(struct forward_rig *s)
 {
     struct engine_forward *f = s->forward;
     struct err e = {.code = ERR_OK};
@@ -99,7 +61,7 @@ static void step(struct subject *s)
 }
 
 /* Rows that did not fail have the resident run's bits. Returns how many failed. */
-static uint32_t check_rows(const struct subject *s)
+static uint32_t check_rows(const struct forward_rig *s)
 {
     const size_t n = s->model->shape.n_vocab;
     uint32_t failed = 0;
@@ -121,14 +83,14 @@ static int set_expected(void **state)
     (void)state;
     char path[512];
     model_path(path);
-    struct subject s = subject_open(path, 0, false);
+    struct forward_rig s = rig_open(path, 0, false);
     step(&s);
     const size_t bytes = ROWS * (size_t)s.model->shape.n_vocab * sizeof(float);
     expected = alloc_get(ALLOC_MISC, bytes);
     assert_non_null(expected);
     memcpy(expected, s.forward->logits, bytes);
     assert_int_equal(check_rows(&s), 0);
-    subject_close(&s);
+    forward_rig_close(&s);
     return 0;
 }
 
@@ -159,7 +121,7 @@ static void test_engine_experts_each_failed_read_fails_its_rows_only(void **stat
     char path[512];
     model_path(path);
     fake_read_init(&fake);
-    struct subject s = subject_open(path, ARENA, true);
+    struct forward_rig s = rig_open(path, ARENA, true);
     uint32_t some = 0;
     for (uint64_t nth = 1; nth < 200; nth += 3) {
         const uint64_t before = fake.n_faults;
@@ -180,7 +142,7 @@ static void test_engine_experts_each_failed_read_fails_its_rows_only(void **stat
         assert_int_equal(check_rows(&s), 0);
     }
     assert_true(some > 0);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 static void test_engine_experts_one_failure_is_repeated_unseen(void **state)
@@ -190,7 +152,7 @@ static void test_engine_experts_one_failure_is_repeated_unseen(void **state)
     model_path(path);
     fake_read_init(&fake);
     fake.seed = 99; /* results in any order */
-    struct subject s = subject_open(path, ARENA, true);
+    struct forward_rig s = rig_open(path, ARENA, true);
     for (uint64_t nth = 1; nth < 60; nth += 7) {
         fake.fail_errno = EIO;
         fake.fail_nth = nth;
@@ -198,7 +160,7 @@ static void test_engine_experts_one_failure_is_repeated_unseen(void **state)
         assert_int_equal(check_rows(&s), 0);
     }
     assert_true(fake.n_faults > 0);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 static void test_engine_experts_a_cut_file_is_said(void **state)
@@ -206,14 +168,14 @@ static void test_engine_experts_a_cut_file_is_said(void **state)
     (void)state;
     char path[64];
     copy_model(path);
-    struct subject s = subject_open(path, ARENA, false);
+    struct forward_rig s = rig_open(path, ARENA, false);
     step(&s);
     assert_int_equal(check_rows(&s), 0);
     assert_int_equal(truncate(path, 5 << 20), 0);
     step(&s);
     assert_true(check_rows(&s) > 0);
     assert_non_null(strstr(s.experts->error.text, path + 9));
-    subject_close(&s);
+    forward_rig_close(&s);
     unlink(path);
 }
 
@@ -222,7 +184,7 @@ static void test_engine_experts_a_changed_file_gives_no_token(void **state)
     (void)state;
     char path[64];
     copy_model(path);
-    struct subject s = subject_open(path, ARENA, false);
+    struct forward_rig s = rig_open(path, ARENA, false);
     step(&s);
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
     assert_true(fd >= 0);
@@ -231,7 +193,7 @@ static void test_engine_experts_a_changed_file_gives_no_token(void **state)
     step(&s);
     assert_true(check_rows(&s) > 0);
     assert_int_equal(s.experts->error.code, ERR_FORMAT);
-    subject_close(&s);
+    forward_rig_close(&s);
     unlink(path);
 }
 
@@ -240,17 +202,17 @@ static void test_engine_experts_a_value_that_is_not_finite_is_named(void **state
     (void)state;
     char path[64];
     copy_model(path);
-    struct subject s = subject_open(path, ARENA, false);
+    struct forward_rig s = rig_open(path, ARENA, false);
     step(&s);
     /* an expert that the first row needs in the second layer */
     const uint32_t expert = engine_forward_routes(s.forward, 1)[0];
     struct tier_ssd_part parts[TIER_SSD_PARTS];
     model_expert_parts(s.model, 1, expert, 0, parts);
-    subject_close(&s);
+    forward_rig_close(&s);
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
     assert_int_equal(pwrite(fd, "\xff\x7f", 2, (off_t)parts[1].offset), 2); /* d = NaN */
     close(fd);
-    s = subject_open(path, ARENA, false);
+    s = rig_open(path, ARENA, false);
     for (int pass = 0; pass < 2; pass++) {
         step(&s);
         const uint32_t failed = check_rows(&s);
@@ -259,7 +221,7 @@ static void test_engine_experts_a_value_that_is_not_finite_is_named(void **state
         assert_int_equal(s.experts->error.code, ERR_FORMAT);
         assert_non_null(strstr(s.experts->error.text, "blk.1.ffn_up_exps.weight"));
     }
-    subject_close(&s);
+    forward_rig_close(&s);
     unlink(path);
 }
 
@@ -304,8 +266,8 @@ static void test_engine_experts_split_files_give_the_same_bits(void **state)
         snprintf(parts[i], sizeof(parts[i]), "%s/m-0000%d-of-00003.gguf", root, i + 1);
     make_model(whole, 1);
     make_model(whole, 3);
-    struct subject a = subject_open(whole, 0, false);
-    struct subject b = subject_open(parts[0], 2 << 20, false);
+    struct forward_rig a = rig_open(whole, 0, false);
+    struct forward_rig b = rig_open(parts[0], 2 << 20, false);
     const size_t bytes = ROWS * (size_t)a.model->shape.n_vocab * sizeof(float);
     step(&a);
     for (int pass = 0; pass < 2; pass++) {
@@ -317,8 +279,8 @@ static void test_engine_experts_split_files_give_the_same_bits(void **state)
     step(&b);
     assert_true(b.experts->any_failed);
     assert_non_null(strstr(b.experts->error.text, "m-00003-of-00003.gguf"));
-    subject_close(&a);
-    subject_close(&b);
+    forward_rig_close(&a);
+    forward_rig_close(&b);
     for (int i = 0; i < 3; i++)
         unlink(parts[i]);
     unlink(whole);
@@ -339,7 +301,7 @@ static void test_engine_experts_fill_tells_each_per_cent_once(void **state)
     char path[512];
     model_path(path);
     fake_read_init(&fake);
-    struct subject s = subject_open(path, 0, true);
+    struct forward_rig s = rig_open(path, 0, true);
     struct err e = {.code = ERR_OK};
     unsigned last = 0; /* per cent */
     const uint64_t bytes = s.model->weights_bytes + s.model->experts_bytes;
@@ -350,7 +312,7 @@ static void test_engine_experts_fill_tells_each_per_cent_once(void **state)
     must(engine_experts_fill(s.experts, &loading, &e), &e);
     assert_in_range(last, 8, 10);
     assert_int_equal(expert_cache_count(s.experts->cache).resident, s.experts->n_experts);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 /* A failed read leaves a hole where a smaller expert goes: at last one finds no room in one piece,
@@ -362,7 +324,7 @@ static void test_engine_experts_idle_ends_after_a_failed_read(void **state)
     uint64_t place;
     unsigned calls = 0;
     model_path(path);
-    struct subject s = subject_open(path, 0, false);
+    struct forward_rig s = rig_open(path, 0, false);
     struct expert_cache *cache = s.experts->cache;
     assert_true(s.model->expert_bytes[0] < s.model->expert_bytes[2]);
     assert_true(expert_cache_reserve(cache, 0, 0, false, &place));
@@ -374,7 +336,7 @@ static void test_engine_experts_idle_ends_after_a_failed_read(void **state)
     while (engine_experts_idle(s.experts))
         assert_true(++calls < 10000);
     assert_int_equal(expert_cache_count(cache).resident, s.experts->n_experts - 1);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 static void test_engine_experts_idle_on_a_broken_disk_ends_and_is_said(void **state)
@@ -384,7 +346,7 @@ static void test_engine_experts_idle_on_a_broken_disk_ends_and_is_said(void **st
     unsigned calls = 0;
     model_path(path);
     fake_read_init(&fake);
-    struct subject s = subject_open(path, 0, true);
+    struct forward_rig s = rig_open(path, 0, true);
     fake.fail_errno = EIO;
     fake.fail_nth = 30;
     fake.fail_forever = true;
@@ -396,7 +358,7 @@ static void test_engine_experts_idle_on_a_broken_disk_ends_and_is_said(void **st
     fake.fail_forever = false;
     step(&s);
     assert_int_equal(check_rows(&s), 0);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 static void test_engine_experts_reads_of_a_layer_beat(void **state)
@@ -407,11 +369,11 @@ static void test_engine_experts_reads_of_a_layer_beat(void **state)
     model_path(path);
     fake_read_init(&fake);
     fake.seed = 5;
-    struct subject s = subject_open(path, ARENA, true);
+    struct forward_rig s = rig_open(path, ARENA, true);
     s.experts->heartbeat = &beats;
     step(&s);
     assert_true(beats > s.model->shape.n_layer);
-    subject_close(&s);
+    forward_rig_close(&s);
 }
 
 int main(void)
