@@ -217,13 +217,22 @@ static void take_turns(struct engine_run *run, struct engine_sched_sequence *see
                        struct engine_sched_limits *limits)
 {
     uint32_t decoding = 0;
-    for (uint32_t i = 0; i < run->n_slots; i++)
+    struct engine_turns_prompts prompts = {.n = 0};
+    for (uint32_t i = 0; i < run->n_slots; i++) {
         decoding |= (uint32_t)(seen[i].decoding && seen[i].max_rows > 0) << i;
+        if (seen[i].decoding || seen[i].max_rows == 0)
+            continue;
+        const uint64_t waited_ns = seen[i].waited_ms * 1000000u;
+        prompts.n++;
+        prompts.waited_ns = waited_ns > prompts.waited_ns ? waited_ns : prompts.waited_ns;
+        prompts.urgent |=
+            seen[i].priority < 0 || run->slots[i].kv.computed > run->slots[i].usage.cached;
+    }
     const uint32_t picked = engine_turns_pick(&run->turns, decoding);
     for (uint32_t i = 0; i < run->n_slots; i++)
         if ((decoding & ~picked) >> i & 1)
             seen[i].max_rows = 0;
-    if (!engine_turns_prompt(&run->turns, decoding))
+    if (!engine_turns_prompt(&run->turns, decoding, &prompts))
         limits->prefill_chunk = 0;
 }
 

@@ -6,7 +6,7 @@ void engine_turns_start(struct engine_turns *t, bool active, uint32_t width)
 {
     memset(t, 0, sizeof(*t));
     t->active = active;
-    t->period = ENGINE_TURNS_BASE_STEPS;
+    t->period = ENGINE_TURNS_FIRST_STEPS;
     t->width = width < 1 ? 1 : width > ENGINE_TURNS_SEQUENCES ? ENGINE_TURNS_SEQUENCES : width;
 }
 
@@ -63,9 +63,16 @@ uint32_t engine_turns_pick(struct engine_turns *t, uint32_t decoding)
     return t->current;
 }
 
-bool engine_turns_prompt(const struct engine_turns *t, uint32_t decoding)
+bool engine_turns_prompt(const struct engine_turns *t, uint32_t decoding,
+                         const struct engine_turns_prompts *prompts)
 {
-    return !t->active || decoding == 0 || t->owed_ns == 0;
+    const uint32_t n = count(decoding);
+    if (!t->active || n == 0)
+        return true;
+    if (t->owed_ns > 0)
+        return false;
+    return prompts->urgent || n == 1 || prompts->n >= n ||
+           prompts->waited_ns / ENGINE_TURNS_COMPANY >= t->chunk_ns;
 }
 
 static void add(struct engine_turns_rate *r, uint32_t rows, uint64_t ns)
@@ -136,6 +143,7 @@ void engine_turns_done(struct engine_turns *t, uint32_t decode_rows, uint32_t pr
     if (!t->active)
         return;
     if (prompt_rows > 0) {
+        t->chunk_ns = ns;
         if (decode_rows > 0)
             t->owed_ns = ns;
         return;

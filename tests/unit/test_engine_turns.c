@@ -10,6 +10,7 @@
 #include "engine_turns.h"
 
 static const uint64_t ms = 1000000;
+static const struct engine_turns_prompts one = {.n = 1}; /* that has just come */
 
 /* Steps with all of `mask` decoding; a step of n rows takes fixed + each * n^power. */
 struct world {
@@ -51,7 +52,7 @@ static void test_engine_turns_inactive_lets_all_decode(void **state)
     engine_turns_start(&t, false, 1);
     assert_int_equal(engine_turns_pick(&t, 0xff00ff), 0xff00ff);
     engine_turns_done(&t, 16, 100, 1000 * ms);
-    assert_true(engine_turns_prompt(&t, 0xff));
+    assert_true(engine_turns_prompt(&t, 0xff, &one));
 }
 
 static void test_engine_turns_narrow_wins_where_batches_read_more(void **state)
@@ -118,16 +119,42 @@ static void test_engine_turns_a_chunk_is_paid_back_before_the_next(void **state)
     (void)state;
     struct engine_turns t;
     engine_turns_start(&t, true, 4);
-    assert_true(engine_turns_prompt(&t, 1));
+    assert_true(engine_turns_prompt(&t, 1, &one));
     engine_turns_done(&t, 1, 512, 6000 * ms);
     unsigned steps = 0;
-    for (; !engine_turns_prompt(&t, 1); steps++) {
-        assert_true(engine_turns_prompt(&t, 0)); /* nobody decodes: no reason to wait */
+    for (; !engine_turns_prompt(&t, 1, &one); steps++) {
+        assert_true(engine_turns_prompt(&t, 0, &one)); /* nobody decodes: no reason to wait */
         engine_turns_done(&t, 1, 0, 100 * ms);
     }
     assert_int_equal(steps, 60);
     engine_turns_done(&t, 0, 512, 6000 * ms); /* nobody was held up */
-    assert_true(engine_turns_prompt(&t, 1));
+    assert_true(engine_turns_prompt(&t, 1, &one));
+}
+
+/* Prompts share reads with one another: beside several answers one waits for company, for a while. */
+static void test_engine_turns_a_prompt_waits_for_others_but_not_for_long(void **state)
+{
+    (void)state;
+    struct engine_turns t;
+    struct engine_turns_prompts p = {.n = 1};
+    engine_turns_start(&t, true, 1);
+    assert_true(engine_turns_prompt(&t, 7, &p)); /* what a chunk takes is not known yet */
+    engine_turns_done(&t, 0, 30, 3000 * ms);
+    assert_false(engine_turns_prompt(&t, 7, &p));
+    assert_true(engine_turns_prompt(&t, 4, &p)); /* one answer only: it goes in between */
+    p.waited_ns = 8999 * ms;
+    assert_false(engine_turns_prompt(&t, 7, &p));
+    p.waited_ns = 9000 * ms;
+    assert_true(engine_turns_prompt(&t, 7, &p));
+    p.waited_ns = UINT64_MAX;
+    assert_true(engine_turns_prompt(&t, 7, &p));
+    p = (struct engine_turns_prompts){.n = 2};
+    assert_false(engine_turns_prompt(&t, 7, &p));
+    assert_true(engine_turns_prompt(&t, 3, &p)); /* as many as decode */
+    p = (struct engine_turns_prompts){.n = 1, .urgent = true};
+    assert_true(engine_turns_prompt(&t, 7, &p));
+    engine_turns_done(&t, 1, 30, 3000 * ms);
+    assert_false(engine_turns_prompt(&t, 7, &p)); /* the last chunk is not paid back */
 }
 
 int main(void)
@@ -140,6 +167,7 @@ int main(void)
         cmocka_unit_test(test_engine_turns_everyone_gets_the_same_share),
         cmocka_unit_test(test_engine_turns_those_who_leave_and_come_are_followed),
         cmocka_unit_test(test_engine_turns_a_chunk_is_paid_back_before_the_next),
+        cmocka_unit_test(test_engine_turns_a_prompt_waits_for_others_but_not_for_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
