@@ -52,7 +52,7 @@ static uint64_t read_stat(const char *folder, const char *key)
 }
 
 struct names {
-    const char *root, *limit, *usage, *cache;
+    const char *root, *limit, *throttle, *usage, *cache; /* throttle: NULL, there is none */
 };
 
 /* Walks from the process' group up to the root; each level may limit. */
@@ -62,7 +62,10 @@ static uint64_t left_in(const struct names *names, char *group)
     for (;;) {
         char folder[PATH_MAX];
         snprintf(folder, sizeof(folder), "%s%s", names->root, group);
-        const uint64_t limit = read_number(folder, names->limit);
+        uint64_t limit = read_number(folder, names->limit);
+        const uint64_t throttle =
+            names->throttle == NULL ? UINT64_MAX : read_number(folder, names->throttle);
+        limit = throttle < limit ? throttle : limit;
         const uint64_t usage = read_number(folder, names->usage);
         const uint64_t cache = read_stat(folder, names->cache);
         if (limit < (uint64_t)1 << 62 && usage != UINT64_MAX) {
@@ -79,8 +82,9 @@ static uint64_t left_in(const struct names *names, char *group)
 
 uint64_t engine_machine_cgroup_left(void)
 {
-    static const struct names v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "file"};
-    static const struct names v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+    static const struct names v2 = {"/sys/fs/cgroup", "memory.max", "memory.high", "memory.current",
+                                    "file"};
+    static const struct names v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", NULL,
                                     "memory.usage_in_bytes", "total_cache"};
     FILE *f = fopen("/proc/self/cgroup", "re");
     uint64_t left = UINT64_MAX;

@@ -6,7 +6,7 @@
 
 /* Bytes named by `key` in /proc/meminfo ("MemTotal", "MemAvailable"); 0: unknown. */
 uint64_t engine_machine_memory(const char *key);
-/* What the memory limits of this process' cgroup and its parents (v2 memory.max, v1
+/* What the memory limits of this process' cgroup and its parents (v2 memory.max and memory.high, v1
  * memory.limit_in_bytes) leave beside what they hold already without page cache; UINT64_MAX: no
  * limit. */
 uint64_t engine_machine_cgroup_left(void);

@@ -86,7 +86,9 @@ static enum err_code expert_bytes(struct model *m, struct err *e)
             if (n > m->expert_bytes[l])
                 m->expert_bytes[l] = n;
         }
-        if (!size_add(m->experts_bytes, m->expert_bytes[l] * m->shape.n_expert, &m->experts_bytes))
+        uint64_t layer;
+        if (!size_mul(m->expert_bytes[l], m->shape.n_expert, &layer) ||
+            !size_add(m->experts_bytes, layer, &m->experts_bytes))
             return err_set(e, ERR_LIMIT, "%s: experts are larger than the address space",
                            gguf_file_label(m->file->path));
     }
