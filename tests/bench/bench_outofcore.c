@@ -3,7 +3,7 @@
  *   bench_outofcore drop FILE      drops a file from the page cache; exit code 1 and the number of
  *                                  pages if some stay
  *   bench_outofcore client SOCKET --pid N --model FILE [--prompt N] [--tokens N] [--clients N]
- *                   [--passes N] [--seconds N] [--out FILE]
+ *                   [--passes N] [--seconds N] [--resident 1] [--out FILE]
  *                                  tokens a second of a running isletd, a line of JSON for each
  *                                  pass, as tests/bench/peer/peer_llama.c prints them
  *
@@ -12,7 +12,8 @@
  * run in circles. --out writes the ids (a line a pass and client:
  * number of prompt ids, then all ids): the peer computes the same text from it, and runs with
  * different budgets must write the same file. The decode phase is from the moment when every client
- * has its first token to the last token of all. */
+ * has its first token to the last token of all. --resident 1 waits first until every expert is in
+ * memory, as an idle isletd with room for all of them reads them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -108,7 +109,7 @@ struct moment {
 
 struct client {
     const char *socket, *model, *out_path;
-    long pid, prompt, tokens, clients, passes, seconds;
+    long pid, prompt, tokens, clients, passes, seconds, resident;
     struct proto_client *connection;
     struct proto_welcome welcome; /* its texts are not kept */
     struct read_counters_source source;
@@ -332,12 +333,24 @@ static void connect_to_worker(struct client *c)
     c->welcome = event.welcome;
 }
 
+/* Polls, so that isletd is idle in between. */
+static void wait_until_resident(struct client *c)
+{
+    const uint64_t limit_ns = now_ns() + (uint64_t)CONNECT_MS * 1000000u;
+    for (struct moment m = moment_now(c); m.resident < m.experts; m = moment_now(c)) {
+        if (now_ns() > limit_ns)
+            die("isletd", "not every expert came into memory within five minutes");
+        usleep(RETRY_MS * 1000);
+    }
+}
+
 static void read_options(struct client *c, int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"pid", 1, NULL, 'i'},     {"model", 1, NULL, 'm'},   {"prompt", 1, NULL, 'p'},
-        {"tokens", 1, NULL, 'n'},  {"clients", 1, NULL, 'c'}, {"passes", 1, NULL, 'a'},
-        {"seconds", 1, NULL, 's'}, {"out", 1, NULL, 'o'},     {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"pid", 1, NULL, 'i'},      {"model", 1, NULL, 'm'},
+                                          {"prompt", 1, NULL, 'p'},   {"tokens", 1, NULL, 'n'},
+                                          {"clients", 1, NULL, 'c'},  {"passes", 1, NULL, 'a'},
+                                          {"seconds", 1, NULL, 's'},  {"out", 1, NULL, 'o'},
+                                          {"resident", 1, NULL, 'r'}, {NULL, 0, NULL, 0}};
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         long *number = o == 'i'   ? &c->pid
                        : o == 'p' ? &c->prompt
@@ -345,6 +358,7 @@ static void read_options(struct client *c, int argc, char **argv)
                        : o == 'c' ? &c->clients
                        : o == 'a' ? &c->passes
                        : o == 's' ? &c->seconds
+                       : o == 'r' ? &c->resident
                                   : NULL;
         if (number != NULL)
             *number = strtol(optarg, NULL, 10);
@@ -373,6 +387,8 @@ static int client(int argc, char **argv)
         die("counters", e.text);
     connect_to_worker(&c);
     read_topics(&c);
+    if (c.resident != 0)
+        wait_until_resident(&c);
     for (long pass = 0; pass < c.passes; pass++)
         run_pass(&c, pass);
     proto_client_close(c.connection);

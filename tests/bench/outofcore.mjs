@@ -12,13 +12,14 @@ import { hasSetting, measureNative, measureOurs, measurePeer } from './outofcore
 const help = `make bench-outofcore [NAME=value ...], as root on a quiet machine; about 25 minutes a model.
   ROUTERS="m89 skewed topics uniform"   generated models (build/models, 9.15 GB each, kept); default: m89
   GGUFS="FILE=NAME ..."     other models instead, and what their router is called
-  BUDGETS="1.5 3 6"         memory limits in GB (10^9 bytes); the rows of 4 clients, prefill and read-ahead use 3, or the first
-  ROWS="start resident decode clients prefill readahead"   which rows to measure
+  BUDGETS="1.5 3 6"         memory limits in GB (10^9 bytes); the rows of several clients, prefill, read-ahead and buffered reads use 3, or the first
+  ROWS="start resident decode clients prefill readahead buffered"   which rows to measure
   SIDES="ours peer"         which engines
   TOKENS=32 PROMPT_TOKENS=16 tokens decoded and prompt tokens before them, each client and pass
   PASSES=3                  passes of a decode row: the first is cold, the last is the warm one
   SECONDS_MAX=120           a decode pass ends after so long; LIMIT_S=420 ends a process
   LLAMA_BENCH= IK_BENCH=    native llama-bench programs; they take the peer's place for one client
+  CLIENTS=4                 in the rows of several clients
   SETS="memory.kv_budget=128 MiB"   more settings of isletd, separated by commas
   NICE=-10 THREADS=2 DISK_RATE=bytes/s
 Quick look: make bench-outofcore BUDGETS=3 ROWS="decode" TOKENS=12 PASSES=1`;
@@ -32,15 +33,16 @@ const bin = `${B}/bin`;
 const words = (name, fallback) => (process.env[name] ?? fallback).split(/\s+/).filter(Boolean);
 const number = (name, fallback) => Number(process.env[name] ?? fallback);
 const limits = words('BUDGETS', '1.5 3 6').map((gb) => Math.round(Number(gb) * 1e9));
-const wanted = words('ROWS', 'start resident decode clients prefill readahead');
+const wanted = words('ROWS', 'start resident decode clients prefill readahead buffered');
 const sides = words('SIDES', 'ours peer');
 const passes = number('PASSES', 3);
 const common = { prompt: number('PROMPT_TOKENS', 16), tokens: number('TOKENS', 32), seconds: number('SECONDS_MAX', 120), limitSeconds: number('LIMIT_S', 420) };
 const kinds = {
     decode: { ...common, clients: 1, passes },
-    clients: { ...common, clients: 4, passes: Math.min(passes, 2) },
+    clients: { ...common, clients: number('CLIENTS', 4), passes: Math.min(passes, 2) },
     prefill: { ...common, clients: 1, passes: Math.min(passes, 2), prompt: 512, tokens: 0 },
     readahead: { ...common, clients: 1, passes: 1 },
+    buffered: { ...common, clients: 1, passes: Math.min(passes, 2), io: 'buffered' },
     start: { ...common, clients: 1, passes: 1, prompt: 1, tokens: 1 },
 };
 
@@ -51,8 +53,11 @@ const detailFile = `${B}/bench/outofcore-detail.json`;
 
 const say = (text) => console.log(text);
 const drop = (file) => execFileSync(`${bin}/bench_outofcore`, ['drop', file], { stdio: ['ignore', 'inherit', 'inherit'] });
+const textOf = (kind) => (kind === 'readahead' || kind === 'buffered' ? 'decode' : kind); // kinds with the same text
 const phaseKey = (kind) => (kind === 'prefill' ? 'prompt' : 'decode');
 const rateOf = (p) => (p && p.tokens > 0 && p.seconds > 0 ? p.tokens / p.seconds : undefined);
+// Generated tokens over the whole pass: prompts, then answers.
+const wholeRate = (p, clients) => (p.decode.tokens + clients) / (p.prompt.seconds + p.decode.seconds);
 const perToken = (p, key) => (p && p.tokens > 0 && p[key] !== undefined ? p[key] / p.tokens : undefined);
 const short = (x, digits) => (x === undefined ? '-' : x.toFixed(digits));
 
@@ -93,7 +98,7 @@ function rowOf(state, kind, phase, passIndex, limit, ours, peers) {
     const best = peers.filter((p) => rateOf(at(p)) !== undefined).sort((a, b) => rateOf(at(b)) - rateOf(at(a)))[0];
     const [mine, theirs] = [at(ours), at(best)];
     const bytes = perToken(mine, 'bytes');
-    const resident = state.resident[kind === 'readahead' ? 'decode' : kind];
+    const resident = state.resident[textOf(kind)];
     const rate = ours?.diskRate || state.rate;
     const ceilings = [resident, bytes > 0 && rate ? rate / bytes : undefined].filter((x) => x !== undefined);
     const limitRate = ceilings.length > 0 ? Math.min(...ceilings) : undefined;
@@ -106,6 +111,7 @@ function rowOf(state, kind, phase, passIndex, limit, ours, peers) {
         clients: kinds[kind].clients,
         phase,
         tok_s: speed,
+        tok_s_with_prompts: mine && kinds[kind].tokens > 0 ? wholeRate(ours.passes.at(passIndex), kinds[kind].clients) : undefined,
         peer: best?.name ?? peers[0]?.name,
         peer_tok_s: rateOf(theirs),
         ratio: speed && rateOf(theirs) ? speed / rateOf(theirs) : undefined,
@@ -139,6 +145,7 @@ function print(row) {
         ` ${mb(row.bytes_per_token).padStart(7)} ${mb(row.belady_bytes_per_token).padStart(6)} ${short(row.faults_per_token, 0).padStart(6)}` +
         ` | ${short(row.peer_tok_s, 2).padStart(10)} ${mb(row.peer_bytes_per_token).padStart(6)} ${short(row.peer_faults_per_token, 0).padStart(6)}` +
         ` | ${short(row.ratio, 2).padStart(5)} ${row.same_bits === undefined ? '-' : row.same_bits ? 'same' : 'DIFFER'} ${short(row.load, 1)}`);
+    if (row.tok_s_with_prompts !== undefined) say(`          with the prompts ${short(row.tok_s_with_prompts, 2)} tok/s`);
     if (row.error) say(`          ${row.error}`);
 }
 
@@ -150,7 +157,7 @@ function keep(state, row) {
 
 // ---- the plan ---------------------------------------------------------------------------------------------------
 
-const idsFile = (kind) => `${folder}/ids-${kind === 'readahead' ? 'decode' : kind}`;
+const idsFile = (kind) => `${folder}/ids-${textOf(kind)}`;
 
 // A run without a limit must not push the machine into reclaim.
 function needRoom(model) {
@@ -159,7 +166,7 @@ function needRoom(model) {
     if (available < need) throw new Skip(`resident takes ${(need / 1e9).toFixed(1)} GB, ${(available / 1e9).toFixed(1)} are free`);
 }
 
-const traceFile = (kind) => `${folder}/trace-${kind === 'readahead' ? 'decode' : kind}`;
+const traceFile = (kind) => `${folder}/trace-${textOf(kind)}`;
 
 // The routes of a kind of row, in a run of its own: writing them must not cost a measured one.
 async function traces(state) {
@@ -197,7 +204,7 @@ async function oursOf(state, kind, limit, cold) {
     const budget = limit ? limit - RESERVE : undefined;
     const rate = () => (limit ? (diskRate(state.model, bin, 1).rate ?? 0) : 0);
     const before = rate();
-    const ours = await measure(state.model, kind, limit, cold, (c, group) => measureOurs(bin, folder, { ...c, budget, ids }, group));
+    const ours = await measure(state.model, kind, limit, cold, (c, group) => measureOurs(bin, folder, { ...c, budget, ids, resident: !limit }, group));
     ours.diskRate = Math.max(before, rate()); // the disk is another one each minute
     ours.sameBits = compareIds(kind, ids);
     return ours;
@@ -206,7 +213,7 @@ async function oursOf(state, kind, limit, cold) {
 async function peersMeasured(state, kind, limit, cold) {
     const results = [];
     const text = idsFile(kind);
-    if (sides.includes('peer'))
+    if (sides.includes('peer') && kinds[kind].io === undefined)
         for (const run of peersOf(kinds[kind].clients, state.libraries))
             results.push(await measure(state.model, kind, limit, cold, (c, group) => run({ ...c, ids: fs.existsSync(text) ? text : undefined }, group)));
     return results;
@@ -252,6 +259,7 @@ async function budgetRows(state) {
     for (const limit of limits) if (wanted.includes('decode')) await both(state, 'decode', limit, coldWarm('decode', passes));
     if (wanted.includes('clients')) await both(state, 'clients', middle, coldWarm('decode', kinds.clients.passes));
     if (wanted.includes('prefill')) await both(state, 'prefill', middle, coldWarm('prefill', kinds.prefill.passes));
+    if (wanted.includes('buffered')) await both(state, 'buffered', middle, coldWarm('decode buffered', kinds.buffered.passes));
     if (wanted.includes('readahead')) {
         setReadAhead(state.model, READ_AHEAD_LARGE_KIB);
         await both(state, 'readahead', middle, [['decode cold, 8 MiB', 0]]);

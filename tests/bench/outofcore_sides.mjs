@@ -36,7 +36,8 @@ export function hasSetting(bin, key) {
     return known.includes(key);
 }
 
-// c.budget: memory.ram_budget in bytes, or undefined; c.ids: file for the ids; c.trace: file for the routes.
+// c.budget: memory.ram_budget in bytes, or undefined; c.resident: every expert is read first; c.io: ssd.io; c.ids: file for the
+// ids; c.trace: file for the routes.
 export async function measureOurs(bin, folder, c, group) {
     const runtime = fs.mkdtempSync(`${folder}/run-`);
     const config = `${runtime}/islet.conf`;
@@ -44,6 +45,7 @@ export async function measureOurs(bin, folder, c, group) {
     const sets = [`model.path=${c.model}`, `compute.threads=${threads}`, ...(process.env.SETS ?? 'memory.kv_budget=128 MiB').split(',')];
     if (c.budget) sets.push(`memory.ram_budget=${c.budget} B`);
     if (c.trace) sets.push(`route.trace=${c.trace}`);
+    if (c.io) sets.push(`ssd.io=${c.io}`);
     const log = [];
     const began = process.hrtime.bigint();
     const worker = start(`${bin}/isletd`, ['--config', config, ...sets.filter(Boolean).flatMap((s) => ['--set', s])], {
@@ -54,7 +56,7 @@ export async function measureOurs(bin, folder, c, group) {
         onError: (line) => log.push(line),
     });
     const passes = [];
-    const client = start(`${bin}/bench_outofcore`, ['client', `${runtime}/worker.sock`, '--pid', String(worker.pid), '--model', c.model, ...caseArgs(c), ...(c.ids ? ['--out', c.ids] : [])], {
+    const client = start(`${bin}/bench_outofcore`, ['client', `${runtime}/worker.sock`, '--pid', String(worker.pid), '--model', c.model, ...caseArgs(c), ...(c.resident ? ['--resident', '1'] : []), ...(c.ids ? ['--out', c.ids] : [])], {
         seconds: c.limitSeconds,
         onLine: (line) => passes.push(passOf(line)),
     });
