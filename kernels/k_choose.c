@@ -16,6 +16,13 @@ const char *k_levels_available(void)
     return k_cpu_has(K_LEVEL_AVX2) ? "reference avx2" : "reference";
 }
 
+static void host_close(struct k_device *d)
+{
+    struct k_host *h = k_host_of(d);
+    k_pool_free(h->pool);
+    alloc_free(h);
+}
+
 enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret, struct err *e)
 {
     if (level == K_LEVEL_AUTO)
@@ -32,19 +39,20 @@ enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret
         return err_set(e, ERR_UNSUPPORTED,
                        "the floating-point mode flushes denormals or does not round to nearest; "
                        "answers would not be exact");
-    struct k_device *d = alloc_zero(ALLOC_WORK, 1, sizeof *d);
-    if (d == NULL)
+    struct k_host *h = alloc_zero(ALLOC_WORK, 1, sizeof *h);
+    if (h == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the compute device");
-    d->level = level;
+    struct k_device *d = &h->device;
+    d->close = host_close;
     d->threads = level == K_LEVEL_REFERENCE ? 1 : threads == 0 ? k_cpu_cores() : threads;
     if (level == K_LEVEL_REFERENCE) {
         d->ops = *k_ref_ops();
     } else {
-        k_cpu_ops_fill(level, &d->inner);
-        k_cpu_ops_table(&d->inner, &d->ops);
-        const enum err_code code = k_pool_new(d->threads, k_cpu_ops_scratch_bytes(), &d->pool, e);
+        k_cpu_ops_fill(level, &h->inner);
+        k_cpu_ops_table(&h->inner, &d->ops);
+        const enum err_code code = k_pool_new(d->threads, k_cpu_ops_scratch_bytes(), &h->pool, e);
         if (code != ERR_OK) {
-            alloc_free(d);
+            alloc_free(h);
             return code;
         }
     }
@@ -54,10 +62,8 @@ enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret
 
 void k_close(struct k_device *d)
 {
-    if (d == NULL)
-        return;
-    k_pool_free(d->pool);
-    alloc_free(d);
+    if (d != NULL)
+        d->close(d);
 }
 
 const struct k_ops *k_ops(const struct k_device *d)

@@ -1,5 +1,5 @@
 /* The seam between the engine and whoever computes: one table of operations per backend (reference,
- * AVX2, AVX-512, later CUDA), all giving the same bits (ARITHMETIC.md).
+ * AVX2, AVX-512, CUDA), all giving the same bits (ARITHMETIC.md).
  *
  * Made to be recorded once and replayed: an operation takes a stream and spans of opaque buffers;
  * row counts, tokens, positions, page tables, expert lists and expert addresses are read from
@@ -21,6 +21,10 @@
 #include <stdint.h>
 
 #include "err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* ---- levels and formats ---------------------------------------------------------------------- */
 
@@ -74,6 +78,8 @@ enum {
 struct k_device; /* a backend at work: level, threads */
 struct k_stream; /* ordered operations */
 struct k_buffer; /* memory of the device */
+struct k_graph;  /* operations recorded once, to be replayed */
+struct k_event;  /* a place in a stream */
 
 struct k_span {
     struct k_buffer *buffer;
@@ -87,7 +93,8 @@ struct k_act {
     uint32_t n; /* elements of a row */
 };
 
-/* Weights [n_out][n_in] blocks of `format`, in the file's own layout. */
+/* Weights [n_out][n_in] blocks of `format`, in the file's own layout, or as k_ops.arrange left them
+ * where a backend has it. */
 struct k_matrix {
     struct k_span data;
     enum k_format format;
@@ -263,6 +270,15 @@ struct k_gather {
     uint32_t width;
 };
 
+/* Puts weights from the file's order into the one in which this backend computes: the same number of
+ * bytes, which must not overlap. Bases are aligned to 256 bytes. Every k_matrix and expert slice given
+ * to a backend that has this operation went through it, whole. */
+struct k_arrange {
+    struct k_span from, to;
+    enum k_format format;
+    uint32_t n_out, n_in;
+};
+
 /* Sets a row's fault if any of its n values is not finite (A20). */
 struct k_check {
     struct k_rows rows;
@@ -270,14 +286,29 @@ struct k_check {
     uint32_t n;
 };
 
-struct k_ops {
-    const char *name; /* "reference", "avx2", "avx512" */
+/* Since a device was opened, so that a test sees that a step allocates nothing. */
+struct k_counts {
+    uint64_t calls;       /* of the device's library, launches among them */
+    uint64_t allocations; /* of memory, streams, events and graphs */
+};
+/* What fails for a test: the nth call of the device's library from now (1: the next one), once or
+ * from then on, with the library's error number. nth 0: nothing. */
+struct k_cuda_fault {
+    uint64_t nth;
+    int error; /* 2: no memory, 700: illegal address, 719: launch failure, 46: device unavailable */
+    bool forever;
+};
 
-    /* Memory: aligned to 64, cleared. host: the bytes as the CPU sees them, or NULL on a device. */
+struct k_ops {
+    const char *name; /* "reference", "avx2", "avx512", "cuda" */
+
+    /* Memory: aligned to 64 (CUDA: 256), cleared. host: the bytes as the CPU sees them, or NULL on a
+     * device. */
     enum err_code (*buffer_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                 struct err *e);
     void (*buffer_free)(struct k_buffer *b);
     void *(*buffer_host)(struct k_buffer *b);
+    /* `from` may change once the call has returned. Not while a graph is recorded: use fetch. */
     void (*upload)(struct k_stream *s, struct k_span to, const void *from, size_t n);
     void (*download)(struct k_stream *s, void *to, struct k_span from,
                      size_t n); /* done after wait */
@@ -309,6 +340,57 @@ struct k_ops {
     enum err_code (*moe_sum)(const struct k_moe_sum *a, struct k_stream *s);
     enum err_code (*gather)(const struct k_gather *a, struct k_stream *s);
     enum err_code (*check)(const struct k_check *a, struct k_stream *s);
+    enum err_code (*arrange)(const struct k_arrange *a,
+                             struct k_stream *s); /* NULL: file's order */
+
+    /* ---- from here on NULL on the CPU: what a device with memory of its own needs ---- */
+
+    /* Memory of the host that the CPU (buffer_host) and the device (as any buffer) read and write in
+     * place; cleared, aligned to 64. buffer_free frees it. */
+    enum err_code (*pinned_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
+                                struct err *e);
+    /* Pins the caller's memory (page-aligned), so that fetch may read it and download fill it
+     * without the CPU's help. Unregister before it is unmapped. */
+    enum err_code (*host_register)(struct k_device *d, void *memory, uint64_t bytes, struct err *e);
+    void (*host_unregister)(struct k_device *d, void *memory);
+    /* As upload, from registered or pinned memory, read when the stream gets there: `from` must hold
+     * still until then. May be recorded. */
+    void (*fetch)(struct k_stream *s, struct k_span to, const void *from, size_t n);
+
+    /* Addresses without memory; chunks of K_CHUNK_BYTES get some (not cleared) and give it back.
+     * buffer_free gives back all. No operation in flight may touch a chunk that is returned.
+     * chunks_take: ERR_NOMEM and nothing taken where the device has not that much. */
+    enum err_code (*range_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
+                               struct err *e);
+    enum err_code (*chunks_take)(struct k_buffer *range, uint64_t first, uint64_t n, struct err *e);
+    void (*chunks_return)(struct k_buffer *range, uint64_t first, uint64_t n);
+    void (*memory)(struct k_device *d, uint64_t *ret_free, uint64_t *ret_total); /* 0: unknown */
+
+    /* Order between streams, and times. An event that was never recorded has passed. */
+    enum err_code (*event_new)(struct k_device *d, struct k_event **ret, struct err *e);
+    void (*event_free)(struct k_event *v);
+    void (*event_record)(struct k_event *v, struct k_stream *s);
+    void (*event_after)(struct k_event *v, struct k_stream *s);   /* s goes on once v has passed */
+    bool (*event_passed)(struct k_event *v);                      /* true also of a failed device */
+    double (*event_us)(struct k_event *from, struct k_event *to); /* both passed; -1: unknown */
+
+    /* Between begin and end operations, copies and fetches are recorded, not run; only of this
+     * stream and of streams that its events lead to and back. replay runs them all. */
+    enum err_code (*capture_begin)(struct k_stream *s);
+    enum err_code (*capture_end)(struct k_stream *s, struct k_graph **ret);
+    enum err_code (*replay)(struct k_graph *g, struct k_stream *s);
+    void (*graph_free)(struct k_graph *g);
+
+    /* After ERR_DEVICE. What failed first goes to *ret_why, if something did. True: this process
+     * can never use the device again. False: the next step may. */
+    bool (*lost)(const struct k_device *d, struct err *ret_why);
+    /* "NVIDIA H200, sm_90, driver 13.0, 139.7 GiB", for logs and reports. */
+    const char *(*describe)(const struct k_device *d);
+    void (*counts)(const struct k_device *d, struct k_counts *ret);
+    void (*inject)(struct k_device *d, const struct k_cuda_fault *fault); /* for tests */
+};
+enum {
+    K_CHUNK_BYTES = 32 << 20
 };
 
 /* Opens a backend. AUTO takes the best level the CPU has; a level that it lacks is ERR_UNSUPPORTED
@@ -316,6 +398,17 @@ struct k_ops {
  * Checks that FTZ and DAZ are off and rounding is to nearest in every thread. Gives *ret; free with
  * k_close. */
 enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret, struct err *e)
+    __attribute__((warn_unused_result));
+
+struct k_cuda_options {
+    const char *file; /* islet-cuda.so; NULL: beside the program's ../lib, then the installed one */
+    int32_t ordinal;  /* of the device; -1: the one with most memory free */
+    struct k_cuda_fault fault;
+};
+/* Opens a GPU through islet-cuda.so. ERR_UNSUPPORTED: no such file, another version of it, no driver,
+ * no device, or one that is too old (e says which, and the remedy); ERR_NOMEM: no memory on the
+ * device; ERR_DEVICE: it failed. Gives *ret; free with k_close. Thread: the one that uses it. */
+enum err_code k_open_cuda(const struct k_cuda_options *o, struct k_device **ret, struct err *e)
     __attribute__((warn_unused_result));
 void k_close(struct k_device *d);
 const struct k_ops *k_ops(const struct k_device *d);
@@ -335,5 +428,9 @@ void k_rope_table(double base, uint32_t rope_dim, uint32_t n_positions, float *o
 enum {
     K_ARITHMETIC_VERSION = 1
 };
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

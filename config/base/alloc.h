@@ -7,6 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum alloc_tag {
     ALLOC_MISC,
     ALLOC_CONFIG,
@@ -39,5 +43,9 @@ void alloc_cap(enum alloc_tag tag, uint64_t bytes); /* 0: no cap */
  * it off. */
 void alloc_fail_at(uint64_t nth, int forever);
 const char *alloc_tag_name(enum alloc_tag tag);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -10,6 +10,10 @@
 #include <stdarg.h>
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum err_code {
     ERR_OK = 0,
     ERR_BUSY,        /* retry later */
@@ -49,5 +53,9 @@ const char *err_code_name(enum err_code code);
 
 /* True where the same call may succeed later: BUSY LIMIT NOMEM CANCELLED. */
 bool err_code_retryable(enum err_code code);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

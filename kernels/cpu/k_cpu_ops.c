@@ -73,8 +73,9 @@ struct job {
 
 static struct job job_of(struct k_stream *s, const void *args, const struct k_rows *rows)
 {
-    return (struct job){.inner = &s->device->inner,
-                        .pool = s->device->pool,
+    const struct k_host *h = k_host_of(s->device);
+    return (struct job){.inner = &h->inner,
+                        .pool = h->pool,
                         .args = args,
                         .n_rows = k_host_count(rows->n_rows)};
 }

@@ -5,6 +5,10 @@
 
 #include "kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     K_BLOCK32 = 32,
     K_BLOCK256 = 256
@@ -64,5 +68,9 @@ uint64_t k_format_act_bytes(enum k_form form, uint32_t n);
 /* The value t of one quantised weight block against the activation block's integers and sums (A5),
  * scalar. */
 float k_format_block(enum k_format format, const void *block, const int8_t *q, const int16_t *sum);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,17 +4,22 @@
 #define ISLET_K_HOST_H
 
 #include "k_cpu_inner.h"
+#include "k_device.h"
 #include "kernels.h"
 
 struct k_pool;
 
-struct k_device {
-    struct k_ops ops;
+/* The device of both CPU backends. */
+struct k_host {
+    struct k_device device;
     struct k_cpu_inner inner; /* of the threaded backend */
-    enum k_level level;
-    struct k_pool *pool; /* NULL in the reference backend */
-    uint32_t threads;
+    struct k_pool *pool;      /* NULL in the reference backend */
 };
+
+static inline struct k_host *k_host_of(struct k_device *d)
+{
+    return (struct k_host *)(void *)d;
+}
 
 struct k_stream {
     struct k_device *device;
