@@ -151,6 +151,18 @@ size_t gw_conn_unsent(const struct gw_conn *c)
     return c->out.size - c->out_at + c->big.size;
 }
 
+/* Between two requests, with so many unsent bytes of answers that the next one must wait. */
+static bool held(const struct gw_conn *c)
+{
+    return c->phase == PHASE_HEAD && !c->started &&
+           gw_conn_unsent(c) > c->shared->limits.rendered_bytes;
+}
+
+bool gw_conn_reads(const struct gw_conn *c)
+{
+    return !held(c) && !c->run_due;
+}
+
 void gw_conn_wrote(struct gw_conn *c)
 {
     c->wake(c->io);
@@ -228,6 +240,7 @@ void gw_conn_sent(struct gw_conn *c, size_t n)
         MOVED = 65536,
         MOST_MOVED = 1 << 20 /* a longer rest would hold up the loop */
     };
+    bool was_held = held(c);
     stats_add(&c->shared->bytes_out, n);
     c->out_at += n;
     if (n > 0)
@@ -249,6 +262,11 @@ void gw_conn_sent(struct gw_conn *c, size_t n)
                c->out.size - c->out_at <= MOST_MOVED) {
         buf_drop_front(&c->out, c->out_at);
         c->out_at = 0;
+    }
+    if (was_held && !held(c)) {
+        c->since_ns = now(c); /* it could not ask until now */
+        if (c->run_due)
+            c->wake(c->io);
     }
     if (c->x != NULL && n > 0)
         gw_exchange_drained(c->x);
@@ -520,7 +538,7 @@ static void consume(struct gw_conn *c, const uint8_t *bytes, size_t n)
 {
     size_t at = 0;
     bool more = true;
-    while (more && (c->phase == PHASE_HEAD || c->phase == PHASE_BODY)) {
+    while (more && (c->phase == PHASE_HEAD || c->phase == PHASE_BODY) && !held(c)) {
         size_t used = 0;
         enum gw_http_event event = gw_http_feed(c->http, bytes + at, n - at, &used);
         at += used;
@@ -530,10 +548,11 @@ static void consume(struct gw_conn *c, const uint8_t *bytes, size_t n)
         }
         more = on_event(c, event);
     }
-    if (c->phase == PHASE_BUSY)
+    if (c->phase == PHASE_BUSY || c->phase == PHASE_HEAD)
         keep_for_later(c, bytes + at, n - at);
     else
         linger(c, n - at);
+    c->run_due = c->phase == PHASE_HEAD && c->later.size > 0;
 }
 
 void gw_conn_feed(struct gw_conn *c, const void *bytes, size_t n)
@@ -549,7 +568,7 @@ void gw_conn_feed(struct gw_conn *c, const void *bytes, size_t n)
 
 void gw_conn_run(struct gw_conn *c)
 {
-    if (!c->run_due)
+    if (!c->run_due || held(c))
         return;
     struct buf later = c->later;
     c->later = BUF_INIT(SIZE_MAX);
@@ -615,6 +634,8 @@ static uint64_t phase_deadline(const struct gw_conn *c)
     const struct gw_limits *l = &c->shared->limits;
     switch (c->phase) {
     case PHASE_HEAD:
+        if (held(c))
+            return UINT64_MAX; /* the limit for unsent bytes stands alone */
         if (c->started)
             return after(c->started_ns, l->head_ms);
         return after(c->since_ns, c->served ? l->idle_ms : l->first_byte_ms);

@@ -55,6 +55,10 @@ void gw_conn_drain(struct gw_conn *c); /* shared->draining became true: an idle 
 /* When to call tick next, in ticks; UINT64_MAX: never. */
 uint64_t gw_conn_deadline_ns(const struct gw_conn *c);
 
+/* False: the client takes its answers too slowly, so no more requests are to be read from it; sent
+ * bytes change that. While a request runs this is always true: its end must be seen. */
+bool gw_conn_reads(const struct gw_conn *c);
+
 /* Lends the bytes to send; gw_conn_sent tells how many went out. */
 const void *gw_conn_output(const struct gw_conn *c, size_t *ret_n);
 void gw_conn_sent(struct gw_conn *c, size_t n);

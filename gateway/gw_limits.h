@@ -14,7 +14,8 @@ struct gw_limits {
     uint32_t trailer_bytes;      /* 400 */
     uint64_t max_body_bytes;     /* 413 */
     uint32_t pipeline_bytes;     /* kept while a request runs; more: close */
-    uint32_t rendered_bytes;     /* unsent bytes of a stream before its owner must wait */
+    uint32_t rendered_bytes;     /* unsent bytes of a stream before its owner must wait; of answers
+                                  * before the next request is read */
     uint32_t connections;        /* per listener; more: 503 and close */
 
     uint32_t first_byte_ms; /* from accept to the first byte; silent close */

@@ -137,7 +137,8 @@ static void on_poll(uv_poll_t *poll, int status, int events);
 
 static void poll_set(struct link *k)
 {
-    int events = (k->at_eof ? 0 : UV_READABLE) | (k->blocked ? UV_WRITABLE : 0);
+    bool reads = !k->at_eof && gw_conn_reads(k->c);
+    int events = (reads ? UV_READABLE : 0) | (k->blocked ? UV_WRITABLE : 0);
     if (events == k->events)
         return;
     k->events = events;

@@ -22,7 +22,7 @@ struct fixture {
     struct buf out; /* all that was sent */
     bool reads;     /* the client takes what is sent */
     bool shut;      /* the output was half-closed */
-    unsigned n_calls, n_cancelled, n_writable;
+    unsigned n_calls, n_cancelled, n_writable, n_woken;
     struct gw_exchange *held; /* by the handler of /hold */
 };
 
@@ -74,7 +74,7 @@ static const struct gw_route rows[] = {
 
 static void on_wake(void *io)
 {
-    (void)io;
+    ((struct fixture *)io)->n_woken++;
 }
 
 static void connect_client(struct fixture *f)
@@ -463,6 +463,70 @@ static void test_gw_conn_pipelined_requests_are_answered_in_order(void **state)
     assert_true(strstr(t, "zero") < strstr(t, "one") && strstr(t, "one") < strstr(t, "two"));
 }
 
+/* A client that asks without end and reads nothing: what waits for it stays within the limit and one
+ * answer, and nothing is lost once it reads. */
+static void test_gw_conn_pipelining_client_that_does_not_read_is_held(void **state)
+{
+    enum {
+        BODY = 10000,
+        ASKED = 500
+    };
+    struct fixture *f = *state;
+    struct buf request = BUF_INIT(1 << 20);
+    unsigned n_fed = 0;
+    buf_format(&request, POST("/v1/chat/completions", "Content-Length: %d\r\n"), BODY);
+    for (unsigned i = 0; i < BODY; i++)
+        buf_byte(&request, 'x');
+    for (unsigned round = 0; round < 2; round++) {
+        f->reads = false;
+        for (; gw_conn_reads(f->c) && n_fed < ASKED; n_fed++) {
+            feed_bytes(f, (const char *)request.data, request.size);
+            assert_true(gw_conn_unsent(f->c) < f->shared.limits.rendered_bytes + 2 * BODY);
+        }
+        assert_true(n_fed < ASKED);
+        pass_ms(f, 50000); /* it is neither idle nor stalled yet */
+        gw_conn_sent(f->c, 1);
+        pass_ms(f, 50000);
+        assert_int_equal(gw_conn_state(f->c), GW_CONN_OPEN);
+        assert_false(gw_conn_reads(f->c));
+        f->reads = true;
+        settle(f);
+        assert_true(gw_conn_reads(f->c));
+        assert_int_equal(f->n_calls, n_fed);
+    }
+    buf_done(&request);
+}
+
+/* Requests that came in one piece wait too, and are taken up when there is room. */
+static void test_gw_conn_pipelined_requests_of_one_piece_wait_for_room(void **state)
+{
+    struct fixture *f = *state;
+    static const char request[] = GET("/x");
+    enum {
+        ASKED = 1000
+    };
+    struct buf all = BUF_INIT(1 << 20);
+    f->shared.limits.rendered_bytes = 1000;
+    f->reads = false;
+    for (unsigned i = 0; i < ASKED; i++)
+        buf_text(&all, request);
+    feed_bytes(f, (const char *)all.data, all.size);
+    assert_true(f->n_calls > 1 && f->n_calls < 20);
+    assert_true(gw_conn_unsent(f->c) < 2000);
+    assert_false(gw_conn_reads(f->c));
+    f->reads = true;
+    for (unsigned turns = 0; f->n_calls < ASKED; turns++) {
+        unsigned before = f->n_woken;
+        assert_true(turns < ASKED);
+        settle(f);
+        assert_true(f->n_calls == ASKED || f->n_woken > before);
+    }
+    settle(f);
+    assert_true(gw_conn_reads(f->c));
+    assert_int_equal(gw_conn_state(f->c), GW_CONN_OPEN);
+    buf_done(&all);
+}
+
 static void test_gw_conn_65_kib_behind_a_running_request_close(void **state)
 {
     struct fixture *f = *state;
@@ -675,6 +739,8 @@ int main(void)
         TEST(test_gw_conn_client_gone_cancels),
         TEST(test_gw_conn_half_close_behind_a_request_still_gets_the_answer),
         TEST(test_gw_conn_pipelined_requests_are_answered_in_order),
+        TEST(test_gw_conn_pipelining_client_that_does_not_read_is_held),
+        TEST(test_gw_conn_pipelined_requests_of_one_piece_wait_for_room),
         TEST(test_gw_conn_65_kib_behind_a_running_request_close),
         TEST(test_gw_conn_413_comes_before_the_body_and_lingers),
         TEST(test_gw_conn_lingering_ends_after_64_mib),

@@ -78,6 +78,35 @@ test('answers of many MiB stay in order and whole on one connection', async () =
   assert.deepEqual(all, [expected[0], expected[1], expected[0]]);
 });
 
+test('a client that asks on and on and reads nothing is held, and loses nothing', async () => {
+  const n = 300;
+  const one = httpBytes('POST', '/tokenize', { content: text(40000), with_pieces: true });
+  const asked = async () => (await server.metrics()).get('islet_gateway_http_requests_total');
+  const first = await asked();
+  const c = createConnection(server.port, '127.0.0.1');
+  c.pause().write(Buffer.concat(Array(n).fill(one)));
+  let seen = -1, own = 0;
+  await server.until('it is held', async () => {
+    const now = (await asked()) - first - ++own; // each look is a request too
+    const same = now === seen;
+    seen = now;
+    return same && now > 1;
+  });
+  assert.ok(seen < n, `${seen} of ${n} requests were read while no answer was`);
+  assert.ok(residentMiB() < (slow > 1 ? Infinity : 64), `${residentMiB()} MiB`);
+  let rest = '', answers = 0;
+  await new Promise((resolve, reject) => {
+    c.setEncoding('latin1').on('error', reject).on('close', () => reject(new Error(`closed after ${answers} answers`)));
+    c.resume().on('data', (d) => {
+      const parts = (rest + d).split('HTTP/1.1 200 OK');
+      rest = parts.pop();
+      answers += parts.length;
+      if (answers === n && rest.endsWith(']}')) { c.removeAllListeners('close').destroy(); resolve(); }
+    });
+  });
+  assert.equal(answers, n);
+});
+
 test('a client that leaves while its body is worked on', async () => {
   const body = httpBytes('POST', '/v1/chat/completions', { messages: [{ role: 'user', content: text(4 * MiB) }] });
   const leave = () => new Promise((resolve) => {
