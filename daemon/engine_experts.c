@@ -29,6 +29,9 @@ static size_t lay_out(struct engine_experts *x, char *at, uint32_t n_experts, ui
                   {(void **)&x->missing, n_expert * sizeof(*x->missing)},
                   {(void **)&x->ready, n_expert * sizeof(*x->ready)},
                   {(void **)&x->selected, n_expert * sizeof(*x->selected)},
+                  {(void **)&x->expected, n_expert * sizeof(*x->expected)},
+                  {(void **)&x->held, n_expert * sizeof(*x->held)},
+                  {(void **)&x->is_held, n_expert * sizeof(*x->is_held)},
                   {(void **)&x->row_failed, max_rows * sizeof(*x->row_failed)},
                   {(void **)&x->sound, n_experts}};
     size_t n = 0;
@@ -238,6 +241,35 @@ static uint32_t harvest(struct engine_experts *x, bool block)
     return all;
 }
 
+/* Reads what the next layer is expected to choose. The reads hold pins until it has chosen: the
+ * policy alone would rather keep what it has seen more often. */
+static bool start_expected(struct engine_experts *x)
+{
+    for (; x->next_expected < x->n_expected; x->next_expected++) {
+        const uint32_t expert = x->expected[x->next_expected];
+        if (expert_cache_state(x->cache, x->layer + 1, expert) != EXPERT_CACHE_ABSENT)
+            continue;
+        if (!start_read(x, x->layer + 1, expert, true))
+            return false;
+        x->held_layer = x->layer + 1;
+        x->held[x->n_held++] = expert;
+        x->guesses++;
+        x->is_held[expert] = true;
+    }
+    return true;
+}
+
+/* The guesses have served. Those whose read failed have no pins left. */
+static void release_held(struct engine_experts *x)
+{
+    for (uint32_t i = 0; i < x->n_held; i++) {
+        if (expert_cache_state(x->cache, x->held_layer, x->held[i]) != EXPERT_CACHE_ABSENT)
+            expert_cache_unpin(x->cache, x->held_layer, x->held[i]);
+        x->is_held[x->held[i]] = false;
+    }
+    x->n_held = x->n_expected = x->next_expected = 0;
+}
+
 /* Begins as many reads as there is room for: those that the layer misses, then those of the next
  * layer. */
 static void start_reads(struct engine_experts *x)
@@ -250,6 +282,8 @@ static void start_reads(struct engine_experts *x)
         x->n_waiting++;
         x->next_missing++;
     }
+    if (!start_expected(x))
+        return;
     for (; x->ahead && x->next_ahead < x->model->shape.n_expert; x->next_ahead++)
         if (expert_cache_state(x->cache, x->layer + 1, x->next_ahead) == EXPERT_CACHE_ABSENT &&
             !start_read(x, x->layer + 1, x->next_ahead, false))
@@ -261,6 +295,7 @@ static void start_reads(struct engine_experts *x)
 void engine_experts_step(struct engine_experts *x, uint32_t n_rows)
 {
     tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
+    release_held(x); /* of a step that a device failure ended */
     x->n_rows = n_rows;
     memset(x->row_misses, 0, n_rows * sizeof(*x->row_misses));
     memset(x->row_bytes, 0, n_rows * sizeof(*x->row_bytes));
@@ -273,13 +308,13 @@ static bool all_there(const struct engine_experts *x)
     return x->all_fit && expert_cache_count(x->cache).resident == x->n_experts;
 }
 
-/* The rows of a group wait; they share the bytes. */
-static void count_miss(struct engine_experts *x, const struct k_group *g)
+/* The rows of a group share the bytes that are read for it; they wait if those are not there yet. */
+static void count_read(struct engine_experts *x, const struct k_group *g, bool waits)
 {
     const uint64_t bytes = x->model->expert_bytes[x->layer] / g->count;
     for (uint32_t i = 0; i < g->count; i++) {
         const uint32_t row = x->order[g->first + i] / x->model->shape.n_expert_used;
-        x->row_misses[row]++;
+        x->row_misses[row] += waits;
         x->row_bytes[row] += bytes;
     }
 }
@@ -294,6 +329,7 @@ void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_g
     x->ahead = false;
     x->pinned = !all_there(x);
     if (!x->pinned) {
+        release_held(x);
         for (uint32_t g = 0; g < n_groups; g++)
             x->ready[x->n_there++] = g;
         return;
@@ -301,9 +337,12 @@ void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_g
     expert_cache_layer(x->cache, layer, x->n_rows);
     for (uint32_t g = 0; g < n_groups; g++) {
         const uint32_t expert = groups[g].expert;
+        x->guesses_right += x->is_held[expert];
         switch (expert_cache_need(x->cache, layer, expert, groups[g].count)) {
         case EXPERT_CACHE_READY:
             x->ready[x->n_there++] = g;
+            if (x->is_held[expert])
+                count_read(x, &groups[g], false);
             continue;
         case EXPERT_CACHE_LOADING:
             x->group_of[expert] = g + 1;
@@ -313,12 +352,27 @@ void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_g
             x->missing[x->n_missing++] = g;
             break;
         }
-        count_miss(x, &groups[g]);
+        count_read(x, &groups[g], true);
     }
+    release_held(x);
     /* Nearly every expert was chosen here, so the next layer's will be too. */
     x->ahead = layer + 1 < x->model->shape.n_layer &&
                (uint64_t)n_groups * 10 >= (uint64_t)x->model->shape.n_expert * 9;
     x->next_ahead = 0;
+    start_reads(x);
+}
+
+void engine_experts_expect(struct engine_experts *x, const uint32_t *ids, uint32_t n)
+{
+    if (!x->pinned || x->layer + 1 == x->model->shape.n_layer)
+        return;
+    for (uint32_t i = 0; i < n; i++) { /* few: a choice of some rows */
+        uint32_t k = 0;
+        while (k < x->n_expected && x->expected[k] != ids[i])
+            k++;
+        if (k == x->n_expected)
+            x->expected[x->n_expected++] = ids[i];
+    }
     start_reads(x);
 }
 
@@ -383,6 +437,7 @@ static void leave_layer(struct engine_experts *x)
 {
     x->n_missing = x->next_missing = x->n_waiting = x->n_selected = 0;
     x->ahead = false;
+    release_held(x);
 }
 
 /* Begins the next reads of a fill. False: all were begun that have room. An expert that is refused

@@ -94,6 +94,19 @@ static void place_experts(struct engine_forward *f, unsigned hidden_forms)
     f->expert_out = take(f, pairs * shape->n_embd * 4);
 }
 
+static void place_guess(struct engine_forward *f)
+{
+    const struct model_shape *shape = &f->model->shape;
+    unsigned forms = 0;
+    for (uint32_t i = 0; i < shape->n_layer; i++)
+        forms |= forms_of(&f->model->tensors.layers[i].router, 1);
+    f->guess_act = take_act(f, ENGINE_AHEAD_MOST_ROWS, shape->n_embd, forms);
+    f->guess_faults = take(f, ENGINE_AHEAD_MOST_ROWS * 4ull);
+    f->guess_logits = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert * 4);
+    f->guess_weights = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert_used * 4);
+    f->guess_ids = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert_used * 4);
+}
+
 static void place(struct engine_forward *f, const struct k_device *device)
 {
     const struct model_shape *shape = &f->model->shape;
@@ -116,6 +129,7 @@ static void place(struct engine_forward *f, const struct k_device *device)
     f->heads_act = take_act(f, z->max_rows, shape->n_head * shape->head_dim, heads);
     f->rope = take(f, (uint64_t)z->max_pages * K_PAGE * (shape->rope_dim / 2) * 8);
     place_experts(f, hidden);
+    place_guess(f);
     f->gather_index = take(f, z->max_logits * 4ull);
     f->gathered = take(f, (uint64_t)z->max_logits * shape->n_embd * 4);
     f->head_act = take_act(f, z->max_logits, shape->n_embd, forms_of(&f->model->tensors.output, 1));
@@ -127,7 +141,8 @@ static uint64_t host_bytes(const struct model *m, const struct engine_forward_si
     const uint64_t uses = (uint64_t)m->shape.n_layer * m->shape.n_expert_used;
     const uint64_t layer = 4ull * z->max_rows * m->shape.n_expert_used +
                            sizeof(struct k_group) * (uint64_t)m->shape.n_expert;
-    return (16 + 4 * uses) * z->max_rows + layer + 8ull * z->max_logits +
+    const uint64_t guesses = 4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used;
+    return (16 + 4 * uses) * z->max_rows + layer + guesses + 8ull * z->max_logits +
            4ull * z->max_logits * m->shape.n_vocab;
 }
 
@@ -159,7 +174,9 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
         f->routes + (size_t)rows * f->model->shape.n_layer * f->model->shape.n_expert_used;
     f->host_groups =
         (struct k_group *)(void *)(f->host_order + (size_t)rows * f->model->shape.n_expert_used);
-    f->logits = (float *)(void *)(f->host_groups + f->model->shape.n_expert);
+    f->guesses = (uint32_t *)(void *)(f->host_groups + f->model->shape.n_expert);
+    f->logits = (float *)(void *)(f->guesses +
+                                  (size_t)ENGINE_AHEAD_MOST_ROWS * f->model->shape.n_expert_used);
     return ERR_OK;
 }
 

@@ -4,6 +4,7 @@
 #ifndef ISLET_ENGINE_FORWARD_H
 #define ISLET_ENGINE_FORWARD_H
 
+#include "engine_ahead.h"
 #include "engine_experts.h"
 #include "kernels.h"
 #include "model.h"
@@ -41,11 +42,16 @@ struct engine_forward {
     uint32_t *routes;        /* of the host, as ids */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
     struct k_span expert_out;
+    struct k_act guess_act; /* [ENGINE_AHEAD_MOST_ROWS]: what the next layer would choose now */
+    struct k_span guess_logits, guess_weights, guess_ids;
+    struct k_span guess_faults; /* nobody looks: a guess must not end a request */
     struct k_span gather_index, gathered, device_logits;
     struct k_act head_act; /* [max_logits][n_embd] */
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
     uint32_t n_rows, n_logits;
+    bool guess;                  /* the step guesses each next layer's experts (engine_ahead) */
+    uint32_t *guesses;           /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
     _Atomic uint64_t *heartbeat; /* counted up with every layer, so that a long step is no hang;
                                   * NULL: nobody looks */
     uint32_t *token, *position, *sequence;   /* [max_rows] */

@@ -116,6 +116,7 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
     if (code == ERR_OK)
         start_trace(run);
     engine_turns_start(&run->turns, !run->budget.all_resident, 1);
+    engine_ahead_start(&run->ahead, !run->budget.all_resident);
     run->count.kv_pages_total = plan.n_pages;
     run->count.kv_page_bytes = plan.page_bytes;
     run->count.weights_bytes = model->weights_bytes;
@@ -301,6 +302,17 @@ static void log_failed_reads(const struct engine_run *run)
         log_error("engine", "expert_read_failed", "rows=%u reason=\"%s\"", rows, x->error.text);
 }
 
+static void log_ahead(const struct engine_run *run)
+{
+    const struct engine_ahead *a = &run->ahead;
+    log_info("engine", "read_ahead",
+             "on=%d us_per_row_with=%llu us_per_row_without=%llu guesses=%llu right=%llu", a->on,
+             (unsigned long long)(a->with.ns / a->with.rows / 1000),
+             (unsigned long long)(a->without.ns / a->without.rows / 1000),
+             (unsigned long long)run->experts->guesses,
+             (unsigned long long)run->experts->guesses_right);
+}
+
 /* Resumed answers that were complete already. */
 static void end_complete(struct engine_run *run)
 {
@@ -326,6 +338,8 @@ bool engine_run_step(struct engine_run *run)
         decode_rows += s->rows == 1 && s->n_tokens > s->n_given;
     }
     fill_step(run);
+    const uint32_t prompt_rows = run->forward->n_rows - decode_rows;
+    run->forward->guess = engine_ahead_wanted(&run->ahead, decode_rows, prompt_rows);
     struct err e = {.code = ERR_OK};
     if (engine_forward_step(run->forward, &e) != ERR_OK) {
         for (uint32_t i = 0; i < run->n_slots; i++)
@@ -334,8 +348,9 @@ bool engine_run_step(struct engine_run *run)
         return true;
     }
     const uint64_t now = ticks_ns(run->config->ticks);
-    const uint32_t prompt_rows = run->forward->n_rows - decode_rows;
     count_step(run, now - start, prompt_rows > 0);
+    if (engine_ahead_done(&run->ahead, decode_rows, prompt_rows, now - start))
+        log_ahead(run);
     engine_turns_done(&run->turns, decode_rows, prompt_rows, now - start);
     trace_step(run);
     log_failed_reads(run);

@@ -48,6 +48,7 @@ struct engine_run {
     uint64_t row_ns;       /* measured; 0: unknown */
     struct engine_budget budget;
     struct engine_turns turns;
+    struct engine_ahead ahead;
     struct route_trace *trace; /* NULL: none */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };

@@ -45,13 +45,13 @@ static struct forward_rig rig_open(const char *path, uint64_t arena, bool faulty
     return s;
 }
 
-/* One step: eight sequences, each with its first token. */
-static void step(struct forward_rig *s)
+/* One step of n sequences, each with its first token. */
+static void step_of(struct forward_rig *s, uint32_t n)
 {
     struct engine_forward *f = s->forward;
     struct err e = {.code = ERR_OK};
-    f->n_rows = f->n_logits = ROWS;
-    for (uint32_t i = 0; i < ROWS; i++) {
+    f->n_rows = f->n_logits = n;
+    for (uint32_t i = 0; i < n; i++) {
         engine_forward_set_pages(f, i, &i, 1);
         f->token[i] = 40 + 31 * i;
         f->position[i] = 0;
@@ -60,12 +60,17 @@ static void step(struct forward_rig *s)
     must(engine_forward_step(f, &e), &e);
 }
 
+static void step(struct forward_rig *s)
+{
+    step_of(s, ROWS);
+}
+
 /* Rows that did not fail have the resident run's bits. Returns how many failed. */
 static uint32_t check_rows(const struct forward_rig *s)
 {
     const size_t n = s->model->shape.n_vocab;
     uint32_t failed = 0;
-    for (uint32_t i = 0; i < ROWS; i++) {
+    for (uint32_t i = 0; i < s->forward->n_rows; i++) {
         failed += s->experts->row_failed[i];
         if (!s->experts->row_failed[i])
             assert_memory_equal(s->forward->logits + i * n, expected + i * n, n * sizeof(float));
@@ -376,6 +381,73 @@ static void test_engine_experts_reads_of_a_layer_beat(void **state)
     forward_rig_close(&s);
 }
 
+/* Steps of 1 to 4 rows, in turn with all eight, so that the small ones find much that is missing.
+ * Returns the bytes that rows had read for them. */
+static uint64_t small_steps(struct forward_rig *s, bool guess, unsigned n)
+{
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < n; i++) {
+        s->forward->guess = false;
+        step(s);
+        assert_int_equal(check_rows(s), 0);
+        s->forward->guess = guess;
+        step_of(s, 1 + i % ENGINE_AHEAD_MOST_ROWS);
+        assert_int_equal(check_rows(s), 0);
+        for (uint32_t r = 0; r < s->forward->n_rows; r++)
+            bytes += s->experts->row_bytes[r];
+    }
+    s->forward->guess = false;
+    return bytes;
+}
+
+/* Guesses begin reads before experts are chosen, and some are right; bits stay. */
+static void test_engine_experts_guesses_begin_reads_with_the_same_bits(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, ARENA, true);
+    small_steps(&s, false, 8);
+    assert_int_equal(s.experts->guesses, 0);
+    assert_true(small_steps(&s, true, 40) > 0);
+    print_message("  %llu guesses, %llu right\n", (unsigned long long)s.experts->guesses,
+                  (unsigned long long)s.experts->guesses_right);
+    assert_in_range(s.experts->guesses_right, 1, s.experts->guesses);
+    forward_rig_close(&s);
+}
+
+/* A guess whose read fails is read again when it is chosen. */
+static void test_engine_experts_a_failed_guess_costs_nothing_but_a_read(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, ARENA, true);
+    uint32_t unseen = 0;
+    for (uint64_t nth = 1; nth < 120; nth += 2) {
+        const uint64_t before = fake.n_faults;
+        s.forward->guess = true;
+        fake.fail_errno = EIO;
+        fake.fail_nth = nth;
+        fake.fail_forever = nth % 4 == 1;
+        step_of(&s, 1 + (uint32_t)nth % ENGINE_AHEAD_MOST_ROWS);
+        const uint32_t failed = check_rows(&s);
+        unseen += fake.n_faults > before && failed == 0;
+        fake.fail_nth = 0;
+        fake.fail_forever = false;
+        s.forward->guess = nth % 3 == 0;
+        step_of(&s, 4); /* no slot or pin was lost */
+        assert_int_equal(check_rows(&s), 0);
+        s.forward->guess = false;
+        step(&s);
+        assert_int_equal(check_rows(&s), 0);
+    }
+    assert_true(unseen > 0);
+    forward_rig_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +461,8 @@ int main(void)
         cmocka_unit_test(test_engine_experts_idle_ends_after_a_failed_read),
         cmocka_unit_test(test_engine_experts_idle_on_a_broken_disk_ends_and_is_said),
         cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
+        cmocka_unit_test(test_engine_experts_guesses_begin_reads_with_the_same_bits),
+        cmocka_unit_test(test_engine_experts_a_failed_guess_costs_nothing_but_a_read),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
 }
