@@ -14,14 +14,24 @@
 
 enum {
     PAD_AGAIN_MS = 30 * 1000,
-    MAX_BODY = 1 << 30
+    MAX_BODY = 1 << 30,
+    INLINE_VALUES = 4096,   /* ids and logprobs that are rendered on the loop in one go */
+    INLINE_BYTES = 1 << 20, /* of an answer that is put together there */
 };
 
 struct view { /* of one choice */
     struct gw_text text;
     struct gw_answer *answer;
-    struct buf content, reasoning; /* JSON: the whole; stream: not used */
+    struct buf content, reasoning; /* JSON: the whole; stream: an echo that the pool has made */
     bool role_sent, finished;
+};
+
+/* What libuv's pool does for an answer; meanwhile the loop leaves its views alone. */
+enum work {
+    WORK_NONE,
+    WORK_ECHO, /* of a view */
+    WORK_VIEW, /* all of a view, whose choice is DONE; JSON */
+    WORK_JSON  /* the whole body, of views that are finished */
 };
 
 struct gw_answer {
@@ -35,6 +45,11 @@ struct gw_answer {
     uint64_t last_ns;     /* of the last bytes */
     struct buf head, out; /* common start of every chunk; what is being rendered */
     uv_timer_t timer;
+    enum work work;
+    struct view *work_view; /* of ECHO and VIEW */
+    enum err_code work_code;
+    struct err work_error;
+    uv_work_t work_request;
 };
 
 static uint64_t now_of(const struct gw_answer *a)
@@ -49,34 +64,42 @@ static void on_timer_closed(uv_handle_t *handle)
     alloc_free(handle->data);
 }
 
-static void answer_free(struct gw_answer *a)
+static void memory_free(struct gw_answer *a)
 {
     struct gw_request *q = a->q;
-    list_remove(&a->listener.link);
     for (unsigned i = 0; a->views && i < q->n_choices; i++) {
         gw_text_done(&a->views[i].text);
         buf_done(&a->views[i].content);
         buf_done(&a->views[i].reasoning);
     }
     alloc_free(a->views);
-    a->views = NULL;
-    a->x = NULL;
     buf_done(&a->head);
     buf_done(&a->out);
+    gw_request_drop(q);
+    uv_close((uv_handle_t *)&a->timer, on_timer_closed);
+}
+
+/* The exchange is over. What the pool works on is freed when it lets go. */
+static void answer_free(struct gw_answer *a)
+{
+    struct gw_request *q = gw_request_keep(a->q);
+    list_remove(&a->listener.link);
+    a->x = NULL;
+    uv_timer_stop(&a->timer);
     if (list_empty(&q->listeners))
         gw_dispatch_abandon(a->context->dispatch, q);
+    if (a->work == WORK_NONE)
+        memory_free(a);
+    else
+        (void)uv_cancel((uv_req_t *)&a->work_request);
     gw_request_drop(q);
-    a->q = NULL;
-    uv_close((uv_handle_t *)&a->timer, on_timer_closed);
 }
 
 static void on_cancel(void *user)
 {
     struct gw_answer *a = user;
-    struct gw_request *q = gw_request_keep(a->q);
-    log_info("request", "client_gone", "id=%s", q->client_id);
+    log_info("request", "client_gone", "id=%s", a->q->client_id);
     answer_free(a);
-    gw_request_drop(q);
 }
 
 /* ---- figures ---- */
@@ -401,10 +424,9 @@ static void end_stream(struct gw_answer *a)
     answer_free(a);
 }
 
-static void end_json(struct gw_answer *a)
+static void json_send(struct gw_answer *a)
 {
     struct heads h;
-    json_write(a, &a->out);
     if (buf_failed(&a->out)) {
         fail_memory(a, "no memory for the answer");
         return;
@@ -421,7 +443,7 @@ static void end_json(struct gw_answer *a)
     answer_free(a);
 }
 
-/* ---- going on ---- */
+/* ---- in the pool ---- */
 
 static void on_text(void *user, enum gw_stop_kind kind, const char *text, size_t n)
 {
@@ -433,6 +455,112 @@ static void on_text(void *user, enum gw_stop_kind kind, const char *text, size_t
         buf_append(kind == GW_STOP_REASONING ? &v->reasoning : &v->content, text, n);
 }
 
+static void answer_run(struct gw_answer *a, const struct gw_request_choice *only);
+
+static void on_echo(void *user, enum gw_stop_kind kind, const char *text, size_t n)
+{
+    (void)kind;
+    buf_append(&((struct view *)user)->content, text, n);
+}
+
+static void on_work(uv_work_t *request)
+{
+    struct gw_answer *a = request->data;
+    struct view *v = a->work_view;
+    bool more = true;
+    a->work_code = ERR_OK;
+    if (a->work == WORK_ECHO)
+        a->work_code = gw_text_echo(&v->text, on_echo, v, &a->work_error);
+    if (a->work == WORK_ECHO && buf_failed(&v->content))
+        a->work_code = err_set(&a->work_error, ERR_NOMEM, "no memory for the answer");
+    while (a->work == WORK_VIEW && more && a->work_code == ERR_OK)
+        a->work_code = gw_text_step(&v->text, on_text, v, &more, &a->work_error);
+    if (a->work == WORK_JSON)
+        json_write(a, &a->out);
+}
+
+static void on_worked(uv_work_t *request, int status)
+{
+    struct gw_answer *a = request->data;
+    (void)status; /* withdrawn only where the exchange is over */
+    a->work = WORK_NONE;
+    if (!a->x)
+        memory_free(a);
+    else if (a->work_code != ERR_OK)
+        fail_memory(a, a->work_error.text);
+    else
+        answer_run(a, NULL);
+}
+
+/* False: the pool cannot take it; the caller does the work itself. */
+static bool work_begin(struct gw_answer *a, enum work work, struct view *v)
+{
+    a->work_request.data = a;
+    a->work = work;
+    a->work_view = v;
+    if (uv_queue_work(a->context->loop, &a->work_request, on_work, on_worked) == 0)
+        return true;
+    a->work = WORK_NONE;
+    return false;
+}
+
+/* How many ids and logprobs the next step, or with `all` the rest of the view, has to render. */
+static uint64_t values_of(const struct gw_answer *a, const struct view *v, bool all)
+{
+    const struct gw_request *q = a->q;
+    const struct gw_text *t = &v->text;
+    uint64_t n = t->echoed ? 0 : q->prompts[t->choice->prompt].n;
+    if (all)
+        n += t->choice->n_ids - t->pushed;
+    return q->ask.logprobs ? n * (1 + (uint64_t)q->ask.top_logprobs) : n;
+}
+
+/* Hands long work on this view to the pool. */
+static bool view_hand_over(struct gw_answer *a, struct view *v)
+{
+    if (gw_text_is_over(&v->text))
+        return false;
+    if (!a->stream && v->text.choice->state == GW_REQUEST_DONE &&
+        values_of(a, v, true) > INLINE_VALUES)
+        return work_begin(a, WORK_VIEW, v);
+    return values_of(a, v, false) > INLINE_VALUES && gw_text_echo_is_due(&v->text) &&
+           work_begin(a, WORK_ECHO, v);
+}
+
+static size_t bytes_of(const struct gw_answer *a)
+{
+    size_t bytes = 0;
+    for (unsigned i = 0; i < a->q->n_choices; i++) {
+        const struct view *v = &a->views[i];
+        bytes += v->content.size + v->reasoning.size + v->text.logprobs.size + v->text.ids.size +
+                 v->text.columns.tokens.size + v->text.columns.tops.size;
+    }
+    return bytes;
+}
+
+static void end_json(struct gw_answer *a)
+{
+    bool written = a->out.size > 0 || buf_failed(&a->out); /* by the pool */
+    if (!written && bytes_of(a) > INLINE_BYTES && work_begin(a, WORK_JSON, NULL))
+        return;
+    if (!written)
+        json_write(a, &a->out);
+    json_send(a);
+}
+
+/* ---- going on ---- */
+
+/* The echo of a stream that the pool has made, in one piece. */
+static void echo_write(struct gw_answer *a, struct view *v)
+{
+    struct buf echo = v->content;
+    v->content = BUF_INIT(MAX_BODY);
+    text_write(a, v, GW_STOP_CONTENT, (const char *)echo.data, echo.size);
+    buf_done(&echo);
+    if (!buf_failed(&a->out))
+        out_send(a);
+}
+
 /* Renders a choice as far as tokens and room go. */
 static enum err_code view_run(struct gw_answer *a, struct view *v, struct err *e)
 {
@@ -440,6 +568,12 @@ static enum err_code view_run(struct gw_answer *a, struct view *v, struct err *e
     enum err_code code = ERR_OK;
     while (more && code == ERR_OK && !v->finished) {
         if (a->stream && gw_exchange_room(a->x) == 0)
+            return ERR_OK;
+        if (a->stream && v->content.size > 0) {
+            echo_write(a, v);
+            continue;
+        }
+        if (view_hand_over(a, v))
             return ERR_OK;
         code = gw_text_step(&v->text, on_text, v, &more, e);
         if (v->text.matched && !was_matched) {
@@ -465,10 +599,10 @@ static void answer_run(struct gw_answer *a, const struct gw_request_choice *only
 {
     struct err e = {0};
     enum err_code code = ERR_OK;
-    if (a->running)
+    if (a->running || a->work != WORK_NONE)
         return;
     a->running = true;
-    for (unsigned i = 0; i < a->q->n_choices && code == ERR_OK; i++)
+    for (unsigned i = 0; i < a->q->n_choices && code == ERR_OK && a->work == WORK_NONE; i++)
         if (!only || only->index == i)
             code = view_run(a, &a->views[i], &e);
     a->running = false;
@@ -476,7 +610,7 @@ static void answer_run(struct gw_answer *a, const struct gw_request_choice *only
         fail_memory(a, e.text);
         return;
     }
-    if (a->stream && gw_exchange_room(a->x) == 0)
+    if (a->work != WORK_NONE || (gw_exchange_begun(a->x) && gw_exchange_room(a->x) == 0))
         return;
     const struct gw_request_choice *failed = gw_request_failed(a->q);
     if (failed)

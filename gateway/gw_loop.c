@@ -593,6 +593,8 @@ void gw_loop_free(struct gw_loop *l)
         return;
     l->hooks.stopped = NULL;
     finish(l);
+    while (l->uv.active_reqs.count > 0) /* what the pool works on uses the model */
+        uv_run(&l->uv, UV_RUN_ONCE);
     for (int i = 0; i < 3; i++) /* the close callbacks */
         uv_run(&l->uv, UV_RUN_NOWAIT);
     if (uv_loop_close(&l->uv) != 0)

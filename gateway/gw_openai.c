@@ -128,6 +128,12 @@ void gw_openai_columns_clear(struct gw_openai_columns *c)
     buf_clear(&c->offsets);
 }
 
+bool gw_openai_columns_failed(const struct gw_openai_columns *c)
+{
+    return buf_failed(&c->tokens) || buf_failed(&c->logprobs) || buf_failed(&c->tops) ||
+           buf_failed(&c->offsets);
+}
+
 static void comma(struct buf *out)
 {
     if (out->size > 0)

@@ -43,6 +43,7 @@ struct gw_openai_columns {
 };
 void gw_openai_columns_init(struct gw_openai_columns *c, size_t ceiling);
 void gw_openai_columns_done(struct gw_openai_columns *c);
+bool gw_openai_columns_failed(const struct gw_openai_columns *c); /* no memory */
 void gw_openai_columns_clear(struct gw_openai_columns *c);
 /* lp NULL: no logprobs for this token. offset: code points in front of it. */
 void gw_openai_columns_add(struct gw_openai_columns *c, const struct gw_tokenizer *t, uint32_t id,

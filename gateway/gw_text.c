@@ -122,8 +122,25 @@ static void entries_report(struct gw_text *t, uint64_t end, bool last)
 
 /* ---- steps ---- */
 
-/* The prompt in front of a completion, with its own logprobs. */
-static void echo_step(struct gw_text *t, gw_text_emit *emit, void *user)
+static enum err_code memory_check(const struct gw_text *t, struct err *e)
+{
+    if (buf_failed(&t->ends) || buf_failed(&t->starts) || buf_failed(&t->logprobs) ||
+        buf_failed(&t->ids) || gw_openai_columns_failed(&t->columns))
+        return err_set(e, ERR_NOMEM, "no memory for the answer");
+    return ERR_OK;
+}
+
+bool gw_text_echo_is_due(struct gw_text *t)
+{
+    const struct gw_request_choice *c = t->choice;
+    bool due = !t->echoed && (c->n_ids > 0 || c->state == GW_REQUEST_DONE);
+    if (due)
+        t->n_prompt_lps = c->n_prompt_lps;
+    return due;
+}
+
+/* The prompt, with its own logprobs. */
+enum err_code gw_text_echo(struct gw_text *t, gw_text_emit *emit, void *user, struct err *e)
 {
     const struct gw_request_choice *c = t->choice;
     const struct gw_request *q = c->request;
@@ -137,17 +154,20 @@ static void echo_step(struct gw_text *t, gw_text_emit *emit, void *user)
             n = 0;
         if (t->collects)
             entry_add(t, prompt->ids[i],
-                      q->ask.logprobs && i < c->n_prompt_lps ? gw_request_lp_at(q, c->prompt_lps, i)
+                      q->ask.logprobs && i < t->n_prompt_lps ? gw_request_lp_at(q, c->prompt_lps, i)
                                                              : NULL,
                       t->points);
         t->points += points_of(piece, n);
         utf8_gate_push(&gate, piece, n, &text);
     }
     utf8_gate_finish(&gate, &text);
-    if (text.size > 0)
+    enum err_code code =
+        buf_failed(&text) ? err_set(e, ERR_NOMEM, "no memory for the answer") : memory_check(t, e);
+    if (code == ERR_OK && text.size > 0)
         emit(user, GW_STOP_CONTENT, (const char *)text.data, text.size);
     buf_done(&text);
     t->echoed = true;
+    return code;
 }
 
 static void segments_emit(struct gw_text *t, gw_text_emit *emit, void *user)
@@ -205,16 +225,13 @@ enum err_code gw_text_step(struct gw_text *t, gw_text_emit *emit, void *user, bo
     const struct gw_request_choice *c = t->choice;
     enum err_code code = ERR_OK;
     *ret_more = true;
-    if (!t->echoed && (c->n_ids > 0 || c->state == GW_REQUEST_DONE))
-        echo_step(t, emit, user);
+    if (gw_text_echo_is_due(t))
+        code = gw_text_echo(t, emit, user, e);
     else if (!t->matched && t->pushed < c->n_ids)
         code = token_step(t, emit, user, e);
     else if (!t->flushed && c->state == GW_REQUEST_DONE)
         code = end_step(t, emit, user, e);
     else
         *ret_more = false;
-    if (code == ERR_OK && (buf_failed(&t->ends) || buf_failed(&t->starts) ||
-                           buf_failed(&t->logprobs) || buf_failed(&t->ids)))
-        code = err_set(e, ERR_NOMEM, "no memory for the answer");
-    return code;
+    return code == ERR_OK ? memory_check(t, e) : code;
 }

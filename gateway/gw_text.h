@@ -1,7 +1,7 @@
 /* One choice as a client sees it: its tokens become text (thoughts split off, stop strings found)
  * and logprob entries, in order and each once. A function of the tokens alone, so a second reading
  * of the same generation gives the same text.
- * Thread: loop. */
+ * Thread: loop, except where said. */
 #ifndef ISLET_GW_TEXT_H
 #define ISLET_GW_TEXT_H
 
@@ -22,7 +22,8 @@ struct gw_text {
     struct gw_stop *stop;
     bool collects; /* logprobs or token ids are asked for */
     bool echoed, flushed, matched;
-    size_t match; /* index of the stop string */
+    uint32_t n_prompt_lps; /* of the choice, when the echo began */
+    size_t match;          /* index of the stop string */
 
     uint32_t pushed, reported; /* tokens */
     struct buf ends;         /* uint64_t for each token of reported..pushed: bytes pushed with it */
@@ -49,7 +50,13 @@ enum err_code gw_text_init(struct gw_text *t, const struct gw_request_choice *c,
     __attribute__((warn_unused_result));
 void gw_text_done(struct gw_text *t);
 
-/* Goes one step further: the echo, the next token, or the end. *ret_more: call again. */
+/* The prompt in front of a completion is due: it is asked for, and the worker is past it. */
+bool gw_text_echo_is_due(struct gw_text *t);
+/* Does that step alone. Any thread: it reads what no longer changes; nobody else may use t. */
+enum err_code gw_text_echo(struct gw_text *t, gw_text_emit *emit, void *user, struct err *e)
+    __attribute__((warn_unused_result));
+/* Goes one step further: the echo, the next token, or the end. *ret_more: call again. On the loop,
+ * or where the choice is DONE on any thread. */
 enum err_code gw_text_step(struct gw_text *t, gw_text_emit *emit, void *user, bool *ret_more,
                            struct err *e) __attribute__((warn_unused_result));
 /* All text and entries of the whole choice are out. */

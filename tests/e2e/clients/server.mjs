@@ -145,6 +145,10 @@ export class Server {
     return this.until('ready', async () => (await this.get('/readyz')).status === 200, ms);
   }
 
+  connect() {
+    return createConnection(this.port, '127.0.0.1');
+  }
+
   get(pathname, headers = {}) {
     return fetch(this.base + pathname, { headers, signal: AbortSignal.timeout(10000) });
   }
