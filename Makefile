@@ -2,6 +2,7 @@
 #
 #   V=1            show command lines           SAN=address,undefined | thread   sanitised variant
 #   DEBUG=1        -O0 with K_ASSERT            CC=clang                         the other compiler
+#   CUDA=0         without islet-cuda.so        CUDA_ARCHS=90                    for these GPUs only (faster to build)
 # Each variant has its own folder under build/; the default one is build/ itself.
 
 VERSION := 0.1.0
@@ -34,11 +35,23 @@ INC_kernels     := -Iconfig/base -Ikernels -Ikernels/inner -Ikernels/ref -Ikerne
 INC_daemon      := -Iconfig/base -Iconfig -Iproto -Ikernels -Idaemon
 INC_gateway     := -Iconfig/base -Iconfig -Iproto -Igateway -isystem $(LLHTTP_INCLUDE)
 INC_gateway_cli := -Iconfig/base -Iconfig -Iproto -Igateway/cli -isystem $(LLHTTP_INCLUDE)
-INC_tests       := -Iconfig/base -Iconfig -Iproto -Ikernels -Ikernels/inner -Ikernels/ref -Ikernels/cpu -Idaemon -Igateway -Igateway/cli -Itests/support -isystem $(LLHTTP_INCLUDE)
+INC_tests       := -Iconfig/base -Iconfig -Iproto -Ikernels -Ikernels/inner -Ikernels/ref -Ikernels/cpu -Ikernels/cuda -Idaemon -Igateway -Igateway/cli -Itests/support -isystem $(LLHTTP_INCLUDE)
 EXTRA_proto     := -Wconversion
+EXTRA_k_cuda_open := -DISLET_LIBDIR='"$(PREFIX)/lib"'
 EXTRA_gguf      := -Wconversion
 LEVEL_avx2      := -mavx2 -mfma -mf16c
 LEVEL_avx512    := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+
+# The GPU's part: one shared object, opened at run time, built where nvcc is found. A sanitised program does without.
+CUDA       ?= $(if $(SAN),0,1)
+NVCC       ?= $(if $(filter-out 0,$(CUDA)),$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+CUDA_ARCHS ?= 80 86 89 90 120
+# Machine code for each, and PTX of the first for GPUs that are not in the list. A float operation stays what is written.
+CUDA_GEN    = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+# 128: a loop that one of a template's formats does not reach.
+CUDA_FLAGS  = -std=c++17 -O3 -lineinfo -fmad=false -prec-div=true -prec-sqrt=true -ftz=false $(if $(DEBUG),-DK_DEBUG=1) \
+	-Werror all-warnings -diag-suppress 128 -Xcompiler -Wall,-Wextra,-Wvla,-Werror,-ffp-contract=off,-fno-fast-math,-fPIC
+INC_cuda   := -Iconfig/base -Ikernels -Ikernels/inner -Ikernels/cuda
 
 # A sanitised `bits` runs one in SHARE of the random cases of each kind: all kinds, levels and threads, fewer cases.
 SHARE := $(if $(findstring thread,$(SAN)),8,$(if $(SAN),2,1))
@@ -47,18 +60,21 @@ SHARE := $(if $(findstring thread,$(SAN)),8,$(if $(SAN),2,1))
 SRC_config  := $(wildcard config/base/*.c config/*.c)
 SRC_proto   := $(wildcard proto/*.c)
 SRC_kernels := $(wildcard kernels/*.c kernels/inner/*.c kernels/ref/*.c kernels/cpu/*.c)
+SRC_cuda    := $(wildcard kernels/cuda/*.cu)
 SRC_daemon  := $(filter-out daemon/worker_main.c,$(wildcard daemon/*.c))
 SRC_gateway := $(filter-out gateway/gw_main.c,$(wildcard gateway/*.c))
 SRC_cli     := $(filter-out gateway/cli/cli_main.c,$(wildcard gateway/cli/*.c))
 SRC_support := $(filter-out tests/support/fuzz_main.c,$(wildcard tests/support/*.c))
 obj          = $(patsubst %.c,$(O)/%.o,$(1))
 
-LIBS_common := -pthread -lxxhash -linih -lsystemd -lm
-LIBS_worker := $(LIBS_common) -luv -luring -ldl
+LIBS_kernels := -pthread -ldl -lm
+LIBS_common := $(LIBS_kernels) -lxxhash -linih -lsystemd
+LIBS_worker := $(LIBS_common) -luv -luring
 LIBS_gw     := $(LIBS_common) -luv -ljansson -lpcre2-8
 LIBS_cli    := $(LIBS_common) -luv -ljansson -ledit
-LIBS_tests  := $(LIBS_common) -luv -luring -ljansson -lpcre2-8 -ledit -lcmocka -ldl
+LIBS_tests  := $(LIBS_common) -luv -luring -ljansson -lpcre2-8 -ledit -lcmocka
 
+AR_base    := $(O)/libbase.a
 AR_config  := $(O)/libconfig.a
 AR_proto   := $(B)/lib/libislet.a
 AR_kernels := $(O)/libkernels.a
@@ -75,14 +91,20 @@ E2ES   := $(patsubst tests/e2e/%.c,$(B)/tests/%,$(wildcard tests/e2e/e2e_*.c))
 TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c)) $(B)/bin/cachesim
 BENCHES := $(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c))
 REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
+CUDA_SO  := $(B)/lib/islet-cuda.so
+FAKES    := $(B)/tests/fake-cuda.so $(B)/tests/fake-cuda-other.so $(B)/tests/fake-cuda-empty.so
 EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-cache bench-outofcore install uninstall clean deps deps-demo
+.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-cache bench-outofcore check-cuda bench-cuda bundle cuda install uninstall clean deps deps-demo
 
-all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so ## the three programs and libislet
+all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so $(if $(NVCC),$(CUDA_SO),$(O)/no-nvcc) ## the three programs and libislet, islet-cuda.so where nvcc is found
+cuda: $(CUDA_SO) ## islet-cuda.so alone
+# Said once in a build folder.
+$(O)/no-nvcc:
+	@mkdir -p $(@D); touch $@; $(if $(filter-out 0,$(CUDA)),echo '  no nvcc: islet-cuda.so is not built; everything runs on the CPU',:)
 
 # ---- rules ------------------------------------------------------------------------------------------------------
 # A stamp of the flags: changed flags rebuild.
@@ -108,6 +130,15 @@ $(O)/kernels/cpu/k_avx512_%.o: kernels/cpu/k_avx512_%.c $(O)/flags
 	$(call compile,$(INC_kernels) $(LEVEL_avx512))
 $(O)/kernels/%.o: kernels/%.c $(O)/flags
 	$(call compile,$(INC_kernels))
+$(O)/kernels/k_cuda_open.o: $(O)/libdir
+$(O)/libdir: force
+	@mkdir -p $(@D); printf '%s\n' "$(PREFIX)" | cmp -s - $@ || printf '%s\n' "$(PREFIX)" >$@
+$(O)/cuda-flags: force
+	@mkdir -p $(@D); printf '%s\n' "$(NVCC) $(CUDA_GEN) $(CUDA_FLAGS)" | cmp -s - $@ || printf '%s\n' "$(NVCC) $(CUDA_GEN) $(CUDA_FLAGS)" >$@
+$(O)/kernels/cuda/%.o: kernels/cuda/%.cu $(O)/cuda-flags
+	$(call say,NVCC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(CUDA_GEN) $(CUDA_FLAGS) $(INC_cuda) $(DEPF) -c -o $@ $<
 $(O)/daemon/%.o: daemon/%.c $(O)/flags
 	$(call compile,$(INC_daemon))
 $(O)/gateway/cli/%.o: gateway/cli/%.c $(O)/flags
@@ -129,6 +160,7 @@ define archive
 	@mkdir -p $(@D)
 	$(Q)rm -f $@ && ar rcs $@ $(filter %.o,$^)
 endef
+$(AR_base): $(call obj,config/base/alloc.c config/base/buf.c config/base/err.c config/base/utf8.c) ; $(archive)
 $(AR_config): $(call obj,$(SRC_config)) ; $(archive)
 $(AR_proto): $(call obj,$(SRC_proto)) $(call obj,$(wildcard config/base/*.c)) ; $(archive)
 $(AR_kernels): $(call obj,$(SRC_kernels)) ; $(archive)
@@ -151,6 +183,18 @@ $(B)/bin/islet-gateway: $(O)/gateway/gw_main.o $(AR_gateway) $(AR_config) $(AR_p
 	$(call link,$(LIBS_gw))
 $(B)/bin/islet: $(O)/gateway/cli/cli_main.o $(AR_cli) $(AR_config) $(AR_proto)
 	$(call link,$(LIBS_cli))
+# Its own code and what it needs of ours, all hidden but one symbol; the CUDA library is linked statically.
+$(CUDA_SO): $(SRC_cuda:%.cu=$(O)/%.o) $(AR_kernels) $(AR_base) kernels/cuda/islet-cuda.map
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(or $(NVCC),$(error islet-cuda.so needs nvcc, of the CUDA Toolkit 12 or later)) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc \
+	    -Xlinker --version-script=kernels/cuda/islet-cuda.map,--no-undefined -o $@ $(filter %.o %.a,$^) -ldl
+# Stand-ins for it, so that what opens and uses a GPU is tested without one: the reference behind the same symbol.
+$(FAKES): $(B)/tests/fake-%.so: $(O)/tests/fake/fake_%.o $(AR_kernels) $(AR_base) kernels/cuda/islet-cuda.map
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(SANF) -shared -Wl,--version-script=kernels/cuda/islet-cuda.map -o $@ $(filter %.o %.a,$^) $(LIBS_kernels)
+$(B)/tests/test_k_cuda_open: | $(FAKES)
 $(B)/tests/test_%: $(O)/tests/unit/test_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(B)/tests/model_%: $(O)/tests/model/model_%.o $(AR_ours)
@@ -159,8 +203,10 @@ $(B)/tests/e2e_%: $(O)/tests/e2e/e2e_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(B)/tests/replay_%: $(O)/tests/fuzz/%.o $(O)/tests/support/fuzz_main.o $(AR_ours)
 	$(call link,$(LIBS_tests))
-$(B)/tests/bits: $(call obj,$(wildcard tests/kernels/*.c)) $(AR_kernels) $(AR_config) $(AR_proto)
-	$(call link,$(LIBS_common))
+$(B)/tests/bits: $(call obj,$(wildcard tests/kernels/*.c)) $(AR_kernels) $(AR_base)
+	$(call link,$(LIBS_kernels))
+$(B)/bin/bench_cuda: $(O)/tests/bench/bench_cuda.o $(AR_kernels) $(AR_base)
+	$(call link,$(LIBS_kernels))
 $(B)/bin/bench_%: $(O)/tests/bench/bench_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(B)/bin/cachesim: $(O)/tests/bench/cachesim.o $(AR_ours)
@@ -205,6 +251,9 @@ check-unit: $(UNITS) ## cmocka units
 	@tests/check/run_tests.sh $(LIMIT_UNIT) $(UNITS)
 check-kernels: $(B)/tests/bits ## bits of every kernel against the scalar oracle
 	@$(B)/tests/bits --quick
+	@$(B)/tests/bits --backend cuda --quick
+check-cuda: $(CUDA_SO) $(B)/tests/bits ## bits of every CUDA kernel against the scalar oracle, on a GPU
+	@$(B)/tests/bits --backend cuda $(if $(CASES),--cases $(CASES),--quick)
 check-bits: $(B)/tests/bits $(MODELS) ## the same with every combination (long)
 	@$(B)/tests/bits --full
 	@$(B)/tests/model_bits --full
@@ -219,7 +268,7 @@ soak: all ## 10 minutes of 200 clients: memory, descriptors and queue must come 
 LIMIT_UNIT  := $(if $(SAN),1200,300)
 LIMIT_MODEL := $(if $(SAN),3600,900)
 
-FORMATTED = $(shell git ls-files -co --exclude-standard '*.c' '*.h' '*.cu')
+FORMATTED = $(shell git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
 lint: all $(EXAMPLES) ## format, names, includes, mutable data, headers alone
 	@clang-format-14 --dry-run -Werror $(FORMATTED)
 	@awk -f tests/check/includes.awk $$(find config proto kernels daemon gateway -name '*.[ch]')
@@ -273,6 +322,12 @@ bench-outofcore: all $(B)/bin/bench_outofcore $(B)/bin/bench_ssd $(B)/bin/caches
 bench-cache: $(B)/bin/cachesim ## hits and bytes a token of the expert cache against LRU, LFU, Belady ..., with plots in build/bench
 	@mkdir -p $(B)/bench && $< tests/models/tinymoe-chat.trace --plot $(B)/bench/cache-tinymoe.svg && \
 	    $< --generate tokens=1500 --plot $(B)/bench/cache-generated.svg
+bench-cuda: $(CUDA_SO) $(B)/bin/bench_cuda ## GB/s and TOPS of the CUDA kernels beside the copy bandwidth of the same run
+	@mkdir -p $(B)/bench && $(B)/bin/bench_cuda
+BUNDLE := $(B)/islet-cuda-bundle.tar.gz
+bundle: ## one file for a bare GPU machine: tar -xzf it there, then tests/device.sh
+	@git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda.c tests/device.sh | \
+	    tar -czf $(BUNDLE) --transform 's,^,islet/,' -T - && echo "$(BUNDLE): $$(du -h $(BUNDLE) | cut -f1); there: tar -xzf islet-cuda-bundle.tar.gz && islet/tests/device.sh"
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
 bench-serve: all ## time to first token and P95 inter-token time at 1, 4, 16 clients
@@ -288,12 +343,13 @@ install: all ## programs, libislet, headers, man pages, islet.conf under DESTDIR
 	install -m 644 $(B)/lib/libislet.a $(DESTDIR)$(PREFIX)/lib
 	install -m 755 $(B)/lib/libislet.so $(DESTDIR)$(PREFIX)/lib/libislet.so.1
 	ln -sf libislet.so.1 $(DESTDIR)$(PREFIX)/lib/libislet.so
+	$(if $(NVCC),install -m 755 $(CUDA_SO) $(DESTDIR)$(PREFIX)/lib)
 	install -m 644 proto/*.h proto/*.def config/base/err.h config/base/buf.h $(DESTDIR)$(PREFIX)/include/islet
 	for n in 1 5 8; do for f in config/man/*.$$n; do [ ! -f $$f ] || install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/man/man$$n/$${f##*/}; done; done
 	[ -e $(DESTDIR)/etc/islet/islet.conf ] || install -m 644 config/islet.conf $(DESTDIR)/etc/islet/islet.conf
 uninstall: ## removes what install put there; islet.conf stays
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)))
-	rm -f $(DESTDIR)$(PREFIX)/lib/libislet.a $(DESTDIR)$(PREFIX)/lib/libislet.so $(DESTDIR)$(PREFIX)/lib/libislet.so.1
+	rm -f $(DESTDIR)$(PREFIX)/lib/libislet.a $(DESTDIR)$(PREFIX)/lib/libislet.so $(DESTDIR)$(PREFIX)/lib/libislet.so.1 $(DESTDIR)$(PREFIX)/lib/islet-cuda.so
 	rm -rf $(DESTDIR)$(PREFIX)/include/islet
 	rm -f $(foreach n,1 5 8,$(addprefix $(DESTDIR)$(PREFIX)/share/man/man$(n)/,$(notdir $(MAN$(n)))))
 

@@ -359,7 +359,8 @@ struct k_ops {
 
     /* Addresses without memory; chunks of K_CHUNK_BYTES get some (not cleared) and give it back.
      * buffer_free gives back all. No operation in flight may touch a chunk that is returned.
-     * chunks_take: ERR_NOMEM and nothing taken where the device has not that much. */
+     * chunks_take: of chunks that have none; ERR_NOMEM and nothing taken where the device has not that
+     * much. range_new: ERR_UNSUPPORTED where the driver cannot. */
     enum err_code (*range_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                struct err *e);
     enum err_code (*chunks_take)(struct k_buffer *range, uint64_t first, uint64_t n, struct err *e);
@@ -402,7 +403,7 @@ enum err_code k_open(enum k_level level, uint32_t threads, struct k_device **ret
 
 struct k_cuda_options {
     const char *file; /* islet-cuda.so; NULL: beside the program's ../lib, then the installed one */
-    int32_t ordinal;  /* of the device; -1: the one with most memory free */
+    int32_t ordinal;  /* of the device; -1: the one with most memory */
     struct k_cuda_fault fault;
 };
 /* Opens a GPU through islet-cuda.so. ERR_UNSUPPORTED: no such file, another version of it, no driver,

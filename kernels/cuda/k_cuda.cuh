@@ -51,7 +51,8 @@ struct k_cuda {
     struct k_cuda_fault fault;
     struct err first; /* what failed first */
     bool lost;
-    char text[160]; /* k_ops.describe */
+    cudaError_t lost_error;
+    char text[400]; /* k_ops.describe */
 };
 
 struct k_buffer {
