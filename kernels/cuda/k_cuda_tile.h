@@ -152,6 +152,19 @@ K_CUDA_TILE_INLINE uint32_t k_cuda_tile_file_half(const uint8_t *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8;
 }
 
+/* Six-bit scale and min of sub-block j (0..7) of Q4_K and Q5_K: k_format_scale_min. */
+K_CUDA_TILE_INLINE void k_cuda_tile_scale_min(const uint8_t *scales, uint32_t j,
+                                              uint32_t *ret_scale, uint32_t *ret_min)
+{
+    if (j < 4) {
+        *ret_scale = scales[j] & 63u;
+        *ret_min = scales[j + 4] & 63u;
+    } else {
+        *ret_scale = (scales[j + 4] & 15u) | (uint32_t)(scales[j - 4] >> 6) << 4;
+        *ret_min = (uint32_t)(scales[j + 4] >> 4) | (uint32_t)(scales[j] >> 6) << 4;
+    }
+}
+
 /* ---- packing: word w (4 bytes at 4 * w) of a tile -------------------------------------------- */
 
 /* R[j][a] of lane l, a byte per weight. row0: blocks of the tile's first output; row_bytes: from one

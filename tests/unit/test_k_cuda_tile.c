@@ -148,6 +148,21 @@ static void check_heads(const struct sample *m, uint32_t o, uint32_t b)
     }
 }
 
+static void test_k_cuda_tile_scales_and_mins_are_those_of_the_format(void **state)
+{
+    (void)state;
+    uint8_t scales[12];
+    fill(scales, sizeof scales, 9);
+    for (uint32_t j = 0; j < 8; j++) {
+        uint32_t scale, min;
+        uint8_t want_scale, want_min;
+        k_cuda_tile_scale_min(scales, j, &scale, &min);
+        k_format_scale_min(scales, (int)j, &want_scale, &want_min);
+        assert_int_equal(scale, want_scale);
+        assert_int_equal(min, want_min);
+    }
+}
+
 static void test_k_cuda_tile_scales_lie_by_output(void **state)
 {
     (void)state;
@@ -209,6 +224,7 @@ int main(void)
         cmocka_unit_test(test_k_cuda_tile_ragged_and_float_stay_in_file_order),
         cmocka_unit_test(test_k_cuda_tile_file_weights_are_those_dequantised),
         cmocka_unit_test(test_k_cuda_tile_weights_survive_arranging),
+        cmocka_unit_test(test_k_cuda_tile_scales_and_mins_are_those_of_the_format),
         cmocka_unit_test(test_k_cuda_tile_scales_lie_by_output),
         cmocka_unit_test(test_k_cuda_tile_operands_are_those_of_mma),
     };

@@ -1,0 +1,207 @@
+/* `matmul`: arranged weights with up to eight rows by the decode kernels here, with more by the
+ * prefill kernels, and what is not arranged by the plain ones. All matrices of a call go in one launch
+ * where one kernel takes them all. */
+#include "k_cuda_decode.cuh"
+#include "k_cuda_plain.cuh"
+#include "k_cuda_prefill.cuh"
+
+namespace
+{
+
+struct part {
+    const uint8_t *weights;
+    float *y;
+    uint32_t n_out, first; /* first block of the launch */
+    enum k_format format;
+};
+
+struct decode {
+    struct part parts[K_MATMUL_MAX];
+    uint32_t n_parts, n_in, max_rows;
+    const uint8_t *q32, *q256;
+    const uint32_t *n_rows;
+    struct k_cuda_decode_shape shape;
+    uint32_t blocks; /* of a tile: the most that occur */
+};
+
+/* The memory of max_rows rows is always there, so with few rows their number is looked at last. */
+template <int F, int COLUMNS>
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) decode_rows(const struct decode p)
+{
+    extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
+    uint32_t m = 0;
+    while (m + 1 < p.n_parts && blockIdx.x >= p.parts[m + 1].first)
+        m++;
+    const struct part part = p.parts[m];
+    const enum k_format format = F == K_CUDA_DECODE_ANY ? part.format : (enum k_format)F;
+    const enum k_form form = k_cuda_decode_form(format);
+    const uint32_t stripe = (blockIdx.x - part.first) * p.shape.stripes;
+    struct k_cuda_decode_stripes stripes;
+    stripes.sets = 1;
+    stripes.count = min(p.shape.stripes, part.n_out / K_CUDA_TILE_OUTPUTS - stripe);
+    stripes.format[0] = stripes.format[1] = format;
+    stripes.first[0] = part.weights + k_cuda_tile_offset(format, p.n_in, stripe, 0);
+    stripes.first[1] = NULL;
+    const struct k_cuda_decode_shared shared = k_cuda_decode_carve(
+        k_cuda_decode_memory, COLUMNS, p.shape.tiles, p.blocks, p.shape.stripes);
+    const uint8_t *act = form == K_FORM_Q32 ? p.q32 : p.q256;
+    const uint64_t act_stride = k_cuda_act_stride(form, p.n_in);
+    const uint32_t n_rows = *p.n_rows;
+    auto row = [&](uint32_t c) { return act + c * act_stride; };
+    k_cuda_decode<F, COLUMNS>(shared, p.shape.tiles, stripes, form, p.n_in, p.max_rows, row,
+                              shared.acc);
+    for (uint32_t i = threadIdx.x; i < stripes.count * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS)
+        if (i % COLUMNS < n_rows)
+            part.y[(uint64_t)(i % COLUMNS) * part.n_out + stripe * 16 + i / COLUMNS] =
+                shared.acc[i];
+}
+
+template <int F>
+void decode_launch(const struct decode &p, uint32_t grid, uint32_t shared_bytes, struct k_stream *s)
+{
+    if (p.max_rows == 1)
+        K_CUDA_LAUNCH(s, (decode_rows<F, 1>), dim3(grid), dim3(K_CUDA_DECODE_THREADS), shared_bytes,
+                      p);
+    else
+        K_CUDA_LAUNCH(s, (decode_rows<F, 8>), dim3(grid), dim3(K_CUDA_DECODE_THREADS), shared_bytes,
+                      p);
+}
+
+/* a's matrices are all arranged. */
+void multiply_few(const struct k_matmul *a, struct k_stream *s)
+{
+    struct decode p = {};
+    uint64_t stripes = 0;
+    bool one_format = true;
+    const uint32_t columns = a->rows.max_rows == 1 ? 1 : 8;
+    for (uint32_t m = 0; m < a->n_matrices; m++) {
+        const uint32_t blocks = k_cuda_decode_blocks(a->w[m].format);
+        p.blocks = blocks > p.blocks ? blocks : p.blocks;
+        stripes += a->w[m].n_out / K_CUDA_TILE_OUTPUTS;
+        one_format = one_format && a->w[m].format == a->w[0].format;
+    }
+    p.shape = k_cuda_decode_choose(columns, p.blocks, 1, a->act.n / K_CUDA_TILE_INPUTS, stripes,
+                                   k_cuda_of(s->device)->sm_count);
+    uint32_t grid = 0;
+    for (uint32_t m = 0; m < a->n_matrices; m++) {
+        const struct k_matrix *w = &a->w[m];
+        struct part *part = &p.parts[p.n_parts++];
+        part->weights = (const uint8_t *)k_cuda_at(w->data);
+        part->y = (float *)k_cuda_at(a->y[m]);
+        part->n_out = w->n_out;
+        part->format = w->format;
+        part->first = grid;
+        grid += (w->n_out / K_CUDA_TILE_OUTPUTS + p.shape.stripes - 1) / p.shape.stripes;
+    }
+    p.n_in = a->act.n;
+    p.max_rows = a->rows.max_rows;
+    p.q32 = (const uint8_t *)k_cuda_at(a->act.q32);
+    p.q256 = (const uint8_t *)k_cuda_at(a->act.q256);
+    p.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
+    const uint32_t bytes = k_cuda_decode_bytes(p.shape, columns, p.blocks, 1);
+    switch (one_format ? (int)a->w[0].format : (int)K_CUDA_DECODE_ANY) {
+    case K_Q4_0:
+        return decode_launch<K_Q4_0>(p, grid, bytes, s);
+    case K_Q8_0:
+        return decode_launch<K_Q8_0>(p, grid, bytes, s);
+    case K_Q4_K:
+        return decode_launch<K_Q4_K>(p, grid, bytes, s);
+    case K_Q5_K:
+        return decode_launch<K_Q5_K>(p, grid, bytes, s);
+    case K_Q6_K:
+        return decode_launch<K_Q6_K>(p, grid, bytes, s);
+    default:
+        return decode_launch<K_CUDA_DECODE_ANY>(p, grid, bytes, s);
+    }
+}
+
+/* ---- what is not arranged -------------------------------------------------------------------- */
+
+struct plain {
+    const uint8_t *weights, *act;
+    float *y;
+    uint64_t row_bytes, act_stride;
+    uint32_t n_out, n_in;
+    const uint32_t *n_rows;
+};
+
+template <enum k_format F, int COLUMNS>
+__global__ void __launch_bounds__(K_CUDA_PLAIN_THREADS) plain_rows(const struct plain p)
+{
+    const uint32_t o = blockIdx.x * K_CUDA_PLAIN_WARPS + threadIdx.x / 32;
+    const uint32_t first = blockIdx.y * COLUMNS, n_rows = *p.n_rows;
+    if (o >= p.n_out || first >= n_rows)
+        return;
+    const uint32_t count = min(n_rows - first, (uint32_t)COLUMNS);
+    auto row = [&](uint32_t c) { return p.act + (first + c) * p.act_stride; };
+    float r[COLUMNS];
+    k_cuda_plain<F, COLUMNS>(p.weights + o * p.row_bytes, p.n_in, count, row, r);
+    if (threadIdx.x % 32 == 0)
+        for (int c = 0; c < COLUMNS; c++)
+            if (c < count)
+                p.y[(uint64_t)(first + c) * p.n_out + o] = r[c];
+}
+
+template <enum k_format F>
+void plain_launch(const struct plain &p, uint32_t max_rows, struct k_stream *s)
+{
+    const uint32_t blocks = (p.n_out + K_CUDA_PLAIN_WARPS - 1) / K_CUDA_PLAIN_WARPS;
+    if (max_rows == 1)
+        K_CUDA_LAUNCH(s, (plain_rows<F, 1>), dim3(blocks), dim3(K_CUDA_PLAIN_THREADS), 0, p);
+    else
+        K_CUDA_LAUNCH(s, (plain_rows<F, 8>), dim3(blocks, (max_rows + 7) / 8),
+                      dim3(K_CUDA_PLAIN_THREADS), 0, p);
+}
+
+void multiply_plain(const struct k_matmul *a, uint32_t m, struct k_stream *s)
+{
+    const struct k_matrix *w = &a->w[m];
+    const enum k_form form = k_format_form(w->format);
+    struct plain p = {};
+    p.weights = (const uint8_t *)k_cuda_at(w->data);
+    p.act = (const uint8_t *)k_cuda_at(form == K_FORM_F32   ? a->act.f32
+                                       : form == K_FORM_Q32 ? a->act.q32
+                                                            : a->act.q256);
+    p.y = (float *)k_cuda_at(a->y[m]);
+    p.row_bytes = k_format_bytes(w->format, 1, w->n_in);
+    p.act_stride = k_cuda_act_stride(form, w->n_in);
+    p.n_out = w->n_out;
+    p.n_in = w->n_in;
+    p.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
+#define CASE(F) \
+    case F:     \
+        return plain_launch<F>(p, a->rows.max_rows, s);
+    switch (w->format) {
+        CASE(K_F32)
+        CASE(K_F16)
+        CASE(K_BF16)
+        CASE(K_Q4_0)
+        CASE(K_Q8_0)
+        CASE(K_Q4_K)
+        CASE(K_Q5_K)
+        CASE(K_Q6_K)
+    }
+#undef CASE
+}
+
+} // namespace
+
+extern "C" enum err_code k_cuda_matmul(const struct k_matmul *a, struct k_stream *s)
+{
+    struct k_matmul arranged = *a;
+    arranged.n_matrices = 0;
+    for (uint32_t m = 0; m < a->n_matrices; m++) {
+        if (!k_cuda_tile_arranged(a->w[m].format, a->w[m].n_out, a->w[m].n_in)) {
+            multiply_plain(a, m, s);
+            continue;
+        }
+        arranged.w[arranged.n_matrices] = a->w[m];
+        arranged.y[arranged.n_matrices++] = a->y[m];
+    }
+    if (arranged.n_matrices == 0)
+        return ERR_OK;
+    if (a->rows.max_rows > 8)
+        return k_cuda_matmul_prefill(&arranged, s);
+    multiply_few(&arranged, s);
+    return ERR_OK;
+}
