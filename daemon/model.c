@@ -9,7 +9,7 @@
 enum {
     PIECE_BYTES = 4 << 20, /* of a read while loading */
     MAX_PIECES = 8,        /* in flight */
-    ALIGN = 64
+    ALIGN = 256
 };
 
 static uint64_t aligned(uint64_t n)
@@ -32,20 +32,26 @@ static bool is_expert(const struct model *m, const struct gguf_tensor *t)
     return false;
 }
 
-/* Bytes of the dense weights: every tensor aligned, then the slot tables of the layers. */
+/* Bytes of the dense weights, every tensor aligned, and of the slot tables of the layers. */
 static enum err_code dense_bytes(struct model *m, struct err *e)
 {
-    uint64_t sum = 0;
+    const uint64_t tables = m->shape.n_layer * aligned(m->shape.n_expert * 24ull);
+    uint64_t sum = 0, all = 0;
     bool fits = true;
-    for (size_t i = 0; i < m->file->n_tensors; i++)
-        if (!is_expert(m, m->file->tensors[i]))
-            fits = fits && m->file->tensors[i]->bytes <= UINT64_MAX - ALIGN &&
-                   size_add(sum, aligned(m->file->tensors[i]->bytes), &sum);
-    fits = fits && size_add(sum, m->shape.n_layer * aligned(m->shape.n_expert * 24ull), &sum);
-    if (!fits || sum > SIZE_MAX / 2)
+    for (size_t i = 0; i < m->file->n_tensors && fits; i++) {
+        const struct gguf_tensor *t = m->file->tensors[i];
+        if (is_expert(m, t))
+            continue;
+        fits = t->bytes <= UINT64_MAX - ALIGN && size_add(sum, aligned(t->bytes), &sum);
+        if (t->bytes > m->largest_matrix)
+            m->largest_matrix = t->bytes;
+    }
+    if (!fits || !size_add(sum, tables, &all) || all > SIZE_MAX / 2)
         return err_set(e, ERR_LIMIT, "%s: weights are larger than the address space",
                        gguf_file_label(m->file->path));
-    m->weights_bytes = sum;
+    m->dense_bytes = sum;
+    m->tables_bytes = tables;
+    m->weights_bytes = all;
     return ERR_OK;
 }
 
@@ -101,6 +107,7 @@ enum err_code model_open(const struct model_loading *loading, struct model **ret
     if (m == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the model's description");
     m->ops = k_ops(loading->device);
+    m->host_ops = loading->host != NULL ? k_ops(loading->host) : m->ops;
     enum err_code code = gguf_file_open(loading->path, &m->file, e);
     if (code == ERR_OK)
         code = shape_from_file(m->file, &m->shape, e);
@@ -131,6 +138,8 @@ void model_close(struct model *m)
         return;
     if (m->weights != NULL)
         m->ops->buffer_free(m->weights);
+    if (m->tables != NULL)
+        m->host_ops->buffer_free(m->tables);
     shape_tensors_done(&m->tensors);
     gguf_file_close(m->file);
     alloc_free(m->expert_bytes);
@@ -152,6 +161,7 @@ struct load {
     struct model *model;
     const struct model_loading *loading;
     uint64_t place; /* next free byte of the weights */
+    uint64_t table; /* and of the slot tables */
     uint64_t read;
     unsigned percent; /* told last */
     uint64_t piece_bytes;
@@ -169,9 +179,28 @@ static void tell(struct load *l, uint64_t n)
     }
 }
 
-/* Takes one read that ended to its place among the weights. */
-static enum err_code land(struct load *l, uint64_t place, struct err *e)
+/* Values of a piece, which is whole blocks (A3). */
+static enum err_code check_piece(const struct load *l, const struct gguf_tensor *t,
+                                 const struct piece *p, const uint8_t *from, struct err *e)
 {
+    const enum k_format format = (enum k_format)t->type;
+    const uint32_t block = k_format_block_bytes(format);
+    const int64_t bad =
+        k_find_invalid(format, from, p->bytes / block * k_format_block_elements(format));
+    if (bad < 0)
+        return ERR_OK;
+    return err_set(e, ERR_FORMAT,
+                   "%s: tensor %.*s has a value that is not finite in block %lld; the file is "
+                   "damaged, download it again",
+                   gguf_file_label(l->model->file->path), (int)t->name.size, t->name.data,
+                   (long long)(p->done / block) + (long long)bad);
+}
+
+/* Takes one read that ended to `to` on the device of the weights, which has it on return. */
+static enum err_code land(struct load *l, const struct gguf_tensor *t, struct k_span to,
+                          struct err *e)
+{
+    const struct model *m = l->model;
     struct tier_ssd_result result;
     if (tier_ssd_wait(l->loading->ssd, true, &result, 1) == 0)
         return err_set(e, ERR_IO, "the model's reads ended early");
@@ -182,11 +211,20 @@ static enum err_code land(struct load *l, uint64_t place, struct err *e)
         *e = result.error;
         return result.code;
     }
-    const uint8_t *from = (const uint8_t *)l->model->ops->buffer_host(l->loading->arena);
-    l->model->ops->upload(l->loading->stream, (struct k_span){l->model->weights, place + p->done},
-                          from + p->staged, (size_t)p->bytes);
+    const uint8_t *from = (const uint8_t *)m->host_ops->buffer_host(l->loading->arena) + p->staged;
+    enum err_code code = check_piece(l, t, p, from, e);
+    if (code != ERR_OK)
+        return code;
+    m->ops->upload(l->loading->stream, (struct k_span){to.buffer, to.offset + p->done}, from,
+                   (size_t)p->bytes);
     tell(l, p->bytes);
     return ERR_OK;
+}
+
+/* Of a piece of `t`: whole blocks. */
+static uint64_t piece_bytes(const struct load *l, const struct gguf_tensor *t)
+{
+    return l->piece_bytes - l->piece_bytes % k_format_block_bytes((enum k_format)t->type);
 }
 
 /* Begins the read of a piece of `t` if there is room for one. */
@@ -197,11 +235,11 @@ static bool start_piece(struct load *l, const struct gguf_tensor *t, uint64_t do
         i++;
     if (i == l->n_pieces || tier_ssd_room(l->loading->ssd) == 0)
         return false;
-    const uint64_t left = t->bytes - done, offset = t->offset + done;
+    const uint64_t left = t->bytes - done, offset = t->offset + done, most = piece_bytes(l, t);
     const uint64_t below = offset % TIER_SSD_ALIGN;
     struct piece *p = &l->pieces[i];
     *p = (struct piece){.done = done,
-                        .bytes = left < l->piece_bytes ? left : l->piece_bytes,
+                        .bytes = left < most ? left : most,
                         .staged = i * (l->piece_bytes + 2ull * TIER_SSD_ALIGN) + below,
                         .busy = true};
     l->n_busy++;
@@ -212,25 +250,9 @@ static bool start_piece(struct load *l, const struct gguf_tensor *t, uint64_t do
     return true;
 }
 
-static enum err_code check_tensor(const struct load *l, const struct gguf_tensor *t, uint64_t place,
-                                  struct err *e)
-{
-    const enum k_format format = (enum k_format)t->type;
-    const uint8_t *at = (const uint8_t *)l->model->ops->buffer_host(l->model->weights) + place;
-    const uint64_t blocks = t->bytes / k_format_block_bytes(format);
-    const int64_t bad = k_find_invalid(format, at, blocks * k_format_block_elements(format));
-    if (bad < 0)
-        return ERR_OK;
-    return err_set(e, ERR_FORMAT,
-                   "%s: tensor %.*s has a value that is not finite in block %lld; the file is "
-                   "damaged, download it again",
-                   gguf_file_label(l->model->file->path), (int)t->name.size, t->name.data,
-                   (long long)bad);
-}
-
-/* Reads one tensor to the next place, in pieces that arrive in any order, then checks it. */
-static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t, uint64_t *ret_place,
-                                  struct err *e)
+/* Reads one tensor to `to`, in pieces that arrive in any order. */
+static enum err_code read_tensor(struct load *l, const struct gguf_tensor *t, struct k_span to,
+                                 struct err *e)
 {
     enum err_code code = ERR_OK;
     for (uint64_t done = 0; (done < t->bytes && code == ERR_OK) || l->n_busy > 0;) {
@@ -238,18 +260,37 @@ static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t, u
             l->loading->stopped(l->loading->context))
             code = err_set(e, ERR_CANCELLED, "loading was stopped");
         if (code == ERR_OK && done < t->bytes && start_piece(l, t, done)) {
-            done += l->piece_bytes;
+            done += piece_bytes(l, t);
             continue;
         }
         struct err later = {.code = ERR_OK};
-        const enum err_code landed = land(l, l->place, code == ERR_OK ? e : &later);
+        const enum err_code landed = land(l, t, to, code == ERR_OK ? e : &later);
         code = code == ERR_OK ? landed : code;
     }
-    if (code == ERR_OK)
-        code = check_tensor(l, t, l->place, e);
+    return code;
+}
+
+/* Places one tensor among the weights; `arranged`: not null for a matrix that the device wants in
+ * its own order, from the staging. */
+static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t,
+                                  struct k_arrange *arranged, struct k_span *ret, struct err *e)
+{
+    const struct k_ops *ops = l->model->ops;
+    const struct k_span place = {l->model->weights, l->place};
+    enum err_code code = read_tensor(l, t, arranged == NULL ? place : l->loading->staging, e);
+    if (code == ERR_OK && arranged != NULL) {
+        arranged->from = l->loading->staging;
+        arranged->to = place;
+        code = ops->arrange(arranged, l->loading->stream);
+        if (code == ERR_OK)
+            code = ops->wait(l->loading->stream);
+        if (code != ERR_OK)
+            return err_set(e, code, "tensor %.*s: the compute device failed while it was placed",
+                           (int)t->name.size, t->name.data);
+    }
     if (code != ERR_OK)
         return code;
-    *ret_place = l->place;
+    *ret = place;
     l->place += aligned(t->bytes);
     if (fault_hit(FAULT_WORKER_LOAD))
         return err_set(e, ERR_IO, "tensor %.*s: a fault was asked for", (int)t->name.size,
@@ -260,26 +301,26 @@ static enum err_code place_tensor(struct load *l, const struct gguf_tensor *t, u
 static enum err_code place_matrix(struct load *l, const struct gguf_tensor *t, struct k_matrix *ret,
                                   struct err *e)
 {
-    uint64_t place = 0;
-    const enum err_code code = place_tensor(l, t, &place, e);
-    if (code == ERR_OK)
-        *ret = (struct k_matrix){.data = {l->model->weights, place},
-                                 .format = (enum k_format)t->type,
+    struct k_span place;
+    struct k_arrange arranged = {.format = (enum k_format)t->type,
                                  .n_in = (uint32_t)t->dims[0],
                                  .n_out = (uint32_t)t->dims[1]};
+    const enum err_code code =
+        place_tensor(l, t, l->model->ops->arrange != NULL ? &arranged : NULL, &place, e);
+    if (code == ERR_OK)
+        *ret = (struct k_matrix){.data = place,
+                                 .format = arranged.format,
+                                 .n_in = arranged.n_in,
+                                 .n_out = arranged.n_out};
     return code;
 }
 
 static enum err_code place_vector(struct load *l, const struct gguf_tensor *t, struct k_span *ret,
                                   struct err *e)
 {
-    uint64_t place = 0;
     if (t == NULL)
         return ERR_OK;
-    const enum err_code code = place_tensor(l, t, &place, e);
-    if (code == ERR_OK)
-        *ret = (struct k_span){l->model->weights, place};
-    return code;
+    return place_tensor(l, t, NULL, ret, e);
 }
 
 /* Room for the slot table; the slots are filled as experts arrive. */
@@ -287,7 +328,7 @@ static void place_experts(struct load *l, const struct shape_layer *from, struct
 {
     const struct model_shape *shape = &l->model->shape;
     *ret = (struct k_experts){.arena = l->loading->arena,
-                              .slots = {l->model->weights, l->place},
+                              .slots = {l->model->tables, l->table},
                               .gate = (enum k_format)from->gate->type,
                               .up = (enum k_format)from->up->type,
                               .down = (enum k_format)from->down->type,
@@ -295,7 +336,7 @@ static void place_experts(struct load *l, const struct shape_layer *from, struct
                               .n_ff = shape->n_ff_expert,
                               .n_expert = shape->n_expert,
                               .n_used = shape->n_expert_used};
-    l->place += aligned(shape->n_expert * 24ull);
+    l->table += aligned(shape->n_expert * 24ull);
 }
 
 static enum err_code place_layer(struct load *l, const struct shape_layer *from,
@@ -341,10 +382,12 @@ enum err_code model_load(struct model *m, const struct model_loading *loading, s
 {
     struct load l = {.model = m, .loading = loading};
     size_pieces(&l);
-    enum err_code code = m->ops->buffer_new(loading->device, m->weights_bytes, &m->weights, e);
-    if (code != ERR_OK)
-        return code;
-    code = place_matrix(&l, m->tensors.token_embd, &m->token_embd, e);
+    enum err_code code = m->ops->buffer_new(loading->device, m->dense_bytes, &m->weights, e);
+    if (code == ERR_OK)
+        code = m->host_ops->buffer_new(loading->host != NULL ? loading->host : loading->device,
+                                       m->tables_bytes, &m->tables, e);
+    if (code == ERR_OK)
+        code = place_matrix(&l, m->tensors.token_embd, &m->token_embd, e);
     if (code == ERR_OK && m->shape.tied_head)
         m->output = m->token_embd;
     else if (code == ERR_OK)
@@ -353,5 +396,7 @@ enum err_code model_load(struct model *m, const struct model_loading *loading, s
         code = place_vector(&l, m->tensors.output_norm, &m->output_norm, e);
     for (uint32_t i = 0; i < m->shape.n_layer && code == ERR_OK; i++)
         code = place_layer(&l, &m->tensors.layers[i], &m->layers[i], e);
+    if (code == ERR_OK && m->ops->wait(loading->stream) != ERR_OK)
+        return err_set(e, ERR_DEVICE, "the compute device failed while the model was loaded");
     return code;
 }
