@@ -241,6 +241,11 @@ static uint32_t harvest(struct engine_experts *x, bool block)
     return all;
 }
 
+static bool is_above(const struct engine_experts *x, uint32_t layer, uint32_t expert)
+{
+    return x->above != NULL && expert_cache_state(x->above, layer, expert) == EXPERT_CACHE_READY;
+}
+
 /* Reads what the next layer is expected to choose. The reads hold pins until it has chosen: the
  * policy alone would rather keep what it has seen more often. */
 static bool start_expected(struct engine_experts *x)
@@ -285,7 +290,8 @@ static void start_reads(struct engine_experts *x)
     if (!start_expected(x))
         return;
     for (; x->ahead && x->next_ahead < x->model->shape.n_expert; x->next_ahead++)
-        if (expert_cache_state(x->cache, x->layer + 1, x->next_ahead) == EXPERT_CACHE_ABSENT &&
+        if (!is_above(x, x->layer + 1, x->next_ahead) &&
+            expert_cache_state(x->cache, x->layer + 1, x->next_ahead) == EXPERT_CACHE_ABSENT &&
             !start_read(x, x->layer + 1, x->next_ahead, false))
             return;
 }
@@ -319,45 +325,52 @@ static void count_read(struct engine_experts *x, const struct k_group *g, bool w
     }
 }
 
-void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_groups,
-                          const struct k_group *groups, const uint32_t *order)
+/* A group that the layer needs: READY, read already, or to be read. */
+static void need(struct engine_experts *x, uint32_t g)
 {
-    x->layer = layer;
-    x->groups = groups;
-    x->order = order;
+    const uint32_t expert = x->groups[g].expert;
+    x->guesses_right += x->is_held[expert];
+    switch (expert_cache_need(x->cache, x->layer, expert, x->groups[g].count)) {
+    case EXPERT_CACHE_READY:
+        x->ready[x->n_there++] = g;
+        if (x->is_held[expert])
+            count_read(x, &x->groups[g], false);
+        return;
+    case EXPERT_CACHE_LOADING:
+        x->group_of[expert] = g + 1;
+        x->n_waiting++;
+        break;
+    case EXPERT_CACHE_ABSENT:
+        x->missing[x->n_missing++] = g;
+        break;
+    }
+    count_read(x, &x->groups[g], true);
+}
+
+void engine_experts_layer(struct engine_experts *x, const struct engine_experts_layer *layer)
+{
+    const uint32_t n = layer->wanted == NULL ? layer->n_groups : layer->n_wanted;
+    x->layer = layer->index;
+    x->groups = layer->groups;
+    x->order = layer->order;
     x->n_missing = x->next_missing = x->n_waiting = x->n_given = x->n_there = x->n_selected = 0;
     x->ahead = false;
     x->pinned = !all_there(x);
-    if (!x->pinned) {
-        release_held(x);
-        for (uint32_t g = 0; g < n_groups; g++)
+    if (x->pinned)
+        expert_cache_layer(x->cache, x->layer, x->n_rows);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t g = layer->wanted == NULL ? i : layer->wanted[i];
+        if (x->pinned)
+            need(x, g);
+        else
             x->ready[x->n_there++] = g;
-        return;
-    }
-    expert_cache_layer(x->cache, layer, x->n_rows);
-    for (uint32_t g = 0; g < n_groups; g++) {
-        const uint32_t expert = groups[g].expert;
-        x->guesses_right += x->is_held[expert];
-        switch (expert_cache_need(x->cache, layer, expert, groups[g].count)) {
-        case EXPERT_CACHE_READY:
-            x->ready[x->n_there++] = g;
-            if (x->is_held[expert])
-                count_read(x, &groups[g], false);
-            continue;
-        case EXPERT_CACHE_LOADING:
-            x->group_of[expert] = g + 1;
-            x->n_waiting++;
-            break;
-        case EXPERT_CACHE_ABSENT:
-            x->missing[x->n_missing++] = g;
-            break;
-        }
-        count_read(x, &groups[g], true);
     }
     release_held(x);
+    if (!x->pinned)
+        return;
     /* Nearly every expert was chosen here, so the next layer's will be too. */
-    x->ahead = layer + 1 < x->model->shape.n_layer &&
-               (uint64_t)n_groups * 10 >= (uint64_t)x->model->shape.n_expert * 9;
+    x->ahead = x->layer + 1 < x->model->shape.n_layer &&
+               (uint64_t)layer->n_groups * 10 >= (uint64_t)x->model->shape.n_expert * 9;
     x->next_ahead = 0;
     start_reads(x);
 }
@@ -395,6 +408,10 @@ static bool wait_ready(struct engine_experts *x)
     while (x->n_given == x->n_there) {
         if (x->n_waiting == 0 && x->next_missing == x->n_missing)
             return false;
+        if (!reads_open(x) && x->unpin != NULL) {
+            x->unpin(x->unpin_context);
+            start_reads(x);
+        }
         /* The arena holds any expert: nothing of the layer is pinned, so a read is under way. */
         const uint32_t ended = harvest(x, true);
         assert(ended > 0);
@@ -420,6 +437,16 @@ uint32_t engine_experts_take(struct engine_experts *x)
         x->n_given++;
     }
     return x->n_selected;
+}
+
+void engine_experts_slices(const struct engine_experts *x, uint32_t layer, uint32_t expert,
+                           const uint8_t *ret[TIER_SSD_PARTS])
+{
+    const uint8_t *arena = x->ops->buffer_host(x->ram.arena);
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    model_expert_parts(x->model, layer, expert, expert_cache_place(x->cache, layer, expert), parts);
+    for (int i = 0; i < TIER_SSD_PARTS; i++)
+        ret[i] = arena + parts[i].place;
 }
 
 void engine_experts_poll(struct engine_experts *x)
@@ -479,6 +506,20 @@ bool engine_experts_idle(struct engine_experts *x)
     }
     tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
     return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
+}
+
+bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert)
+{
+    leave_layer(x);
+    tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
+    return start_read(x, layer, expert, true);
+}
+
+void engine_experts_land(struct engine_experts *x)
+{
+    leave_layer(x);
+    if (reads_open(x))
+        harvest_idle(x);
 }
 
 /* Layers differ in their experts' bytes, the first is taken for all: an estimate. */

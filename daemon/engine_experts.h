@@ -4,7 +4,7 @@
  * thread's.
  *
  * One layer:
- *   engine_experts_layer(x, layer, n_groups, groups, order)
+ *   engine_experts_layer(x, &layer)
  *   engine_experts_expect(x, ids, n)      if the next layer's choice can be guessed
  *   while ((n = engine_experts_take(x)) > 0) compute the groups x->selected[0..n)
  * A group whose expert cannot be read is never given out: its rows are in x->row_failed, the reason
@@ -25,6 +25,15 @@ struct engine_experts_options {
     const struct tier_read_source *source; /* NULL: by `io`; else a test's own reader */
 };
 
+/* What a layer needs. Lent until its last take. */
+struct engine_experts_layer {
+    uint32_t index, n_groups;
+    const struct k_group *groups; /* of the host, as order */
+    const uint32_t *order;
+    const uint32_t *wanted; /* [n_wanted] those groups that are needed here; NULL: all */
+    uint32_t n_wanted;
+};
+
 struct engine_experts {
     struct model *model;
     const struct k_ops *ops;
@@ -32,11 +41,16 @@ struct engine_experts {
     struct expert_cache *cache;
     struct tier_ram ram;
     struct tier_ssd *ssd;
-    bool all_fit;                /* the arena holds every expert */
-    uint32_t n_experts;          /* n_layer * n_expert */
-    uint8_t *sound;              /* [n_experts] 1: its values were checked once (A3) */
-    uint32_t warm;               /* next expert that an idle engine reads */
-    bool idle_failed;            /* such a read failed, which was said */
+    bool all_fit;       /* the arena holds every expert */
+    uint32_t n_experts; /* n_layer * n_expert */
+    uint8_t *sound;     /* [n_experts] 1: its values were checked once (A3) */
+    uint32_t warm;      /* next expert that an idle engine reads */
+    bool idle_failed;   /* such a read failed, which was said */
+    const struct expert_cache
+        *above; /* experts that are READY there are not read ahead; NULL: none */
+    /* Ends what else pins experts (copies to a GPU), when reads find no slot; NULL: nothing does. */
+    void (*unpin)(void *context);
+    void *unpin_context;
     _Atomic uint64_t *heartbeat; /* counted up as reads end, so that a layer that waits for many is
                                   * no hang; NULL: nobody looks */
 
@@ -85,20 +99,26 @@ void engine_experts_free(struct engine_experts *x); /* NULL is fine */
 
 /* A step of n_rows rows begins: forgets what was counted per row. */
 void engine_experts_step(struct engine_experts *x, uint32_t n_rows);
-/* The layer's groups and order, of the host, lent until its last take. */
-void engine_experts_layer(struct engine_experts *x, uint32_t layer, uint32_t n_groups,
-                          const struct k_group *groups, const uint32_t *order);
+void engine_experts_layer(struct engine_experts *x, const struct engine_experts_layer *layer);
 /* The next layer will probably choose these experts too, [n]: those that are not in memory are read
  * when the reads of this layer have begun. */
 void engine_experts_expect(struct engine_experts *x, const uint32_t *ids, uint32_t n);
 /* Gives out the next batch in x->selected, after the one before was computed; waits for reads if
  * there is nothing else to do. 0: the layer is done. */
 uint32_t engine_experts_take(struct engine_experts *x);
+/* The slices (gate, up, down) of an expert that is READY. */
+void engine_experts_slices(const struct engine_experts *x, uint32_t layer, uint32_t expert,
+                           const uint8_t *ret[TIER_SSD_PARTS]);
 /* Keeps reads going while something else is computed; never waits. */
 void engine_experts_poll(struct engine_experts *x);
 /* While the engine has nothing to do: reads more experts if all of them have
  * room. False: there is nothing left. Waits some milliseconds at most. */
 bool engine_experts_idle(struct engine_experts *x);
+/* While no step runs: begins to read an ABSENT expert, pinned. False: no room for now. What fails is
+ * ABSENT again and in x->error. */
+bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert);
+/* While no step runs: waits for a read that is under way and takes what arrived. */
+void engine_experts_land(struct engine_experts *x);
 /* Reads every expert now, while a model loads; all of them have room. ERR_FORMAT, ERR_IO,
  * ERR_CANCELLED (stopped, as in struct model_loading). */
 enum err_code engine_experts_fill(struct engine_experts *x, const struct model_loading *loading,

@@ -9,7 +9,7 @@
 #include "fault.h"
 
 enum {
-    ALIGN = 64
+    ALIGN = 256
 };
 
 static uint64_t aligned(uint64_t n)
@@ -76,20 +76,34 @@ static void all_forms(const struct model *m, unsigned *ret_norm, unsigned *ret_h
     }
 }
 
+/* Distinct experts of a layer at most. */
+static uint64_t n_groups(const struct engine_forward *f)
+{
+    const uint64_t pairs = (uint64_t)f->sizes.max_rows * f->model->shape.n_expert_used;
+    return pairs < f->model->shape.n_expert ? pairs : f->model->shape.n_expert;
+}
+
+/* Bytes of a layer's ids in a step of so many rows: few where it decodes, since all layers' ids are
+ * downloaded as one. */
+static uint64_t ids_stride(const struct engine_forward *f, uint32_t max_rows)
+{
+    return aligned((uint64_t)max_rows * f->model->shape.n_expert_used * 4);
+}
+
 static void place_experts(struct engine_forward *f, unsigned hidden_forms)
 {
     const struct model_shape *shape = &f->model->shape;
     const uint64_t rows = f->sizes.max_rows, pairs = rows * shape->n_expert_used;
-    const uint64_t groups = pairs < shape->n_expert ? pairs : shape->n_expert;
+    const uint64_t groups = n_groups(f);
     f->router = take(f, rows * shape->n_expert * 4);
     f->weights = take(f, pairs * 4);
-    f->n_groups = take(f, 4);
-    f->n_selected = take(f, 4);
+    f->n_groups = take(f, 4); /* these three in this order: they are downloaded as one */
     f->groups = take(f, groups * sizeof(struct k_group));
     f->order = take(f, pairs * 4);
+    f->n_selected = take(f, 4);
     f->selected = take(f, groups * 4);
-    f->ids_stride = aligned(pairs * 4);
-    f->ids = take(f, f->ids_stride * shape->n_layer);
+    f->everything = take(f, groups * 4);
+    f->ids = take(f, ids_stride(f, f->sizes.max_rows) * shape->n_layer);
     f->hidden_act = take_act(f, (uint32_t)pairs, shape->n_ff_expert, hidden_forms);
     f->expert_out = take(f, pairs * shape->n_embd * 4);
 }
@@ -136,13 +150,19 @@ static void place(struct engine_forward *f, const struct k_device *device)
     f->device_logits = take(f, (uint64_t)z->max_logits * shape->n_vocab * 4);
 }
 
-static uint64_t host_bytes(const struct model *m, const struct engine_forward_sizes *z)
+/* Of n_groups, groups and order of a layer with so many pairs. */
+static uint64_t layer_bytes(const struct engine_forward *f, uint64_t pairs)
 {
-    const uint64_t uses = (uint64_t)m->shape.n_layer * m->shape.n_expert_used;
-    const uint64_t layer = 4ull * z->max_rows * m->shape.n_expert_used +
-                           sizeof(struct k_group) * (uint64_t)m->shape.n_expert;
+    return f->order.offset - f->n_groups.offset + pairs * sizeof(uint32_t);
+}
+
+uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *z)
+{
+    const uint64_t uses = m->shape.n_layer * aligned(4ull * z->max_rows * m->shape.n_expert_used);
+    const uint64_t layer = 3ull * ALIGN + 4ull * z->max_rows * m->shape.n_expert_used +
+                           (sizeof(struct k_group) + 8) * (uint64_t)m->shape.n_expert;
     const uint64_t guesses = 4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used;
-    return (16 + 4 * uses) * z->max_rows + layer + guesses + 8ull * z->max_logits +
+    return 16ull * z->max_rows + uses + layer + guesses + 8ull * z->max_logits +
            4ull * z->max_logits * m->shape.n_vocab;
 }
 
@@ -151,36 +171,38 @@ uint64_t engine_forward_bytes(const struct k_device *device, const struct model 
 {
     struct engine_forward f = {.model = m, .ops = k_ops(device), .sizes = *sizes};
     place(&f, device);
-    return f.work_bytes + host_bytes(m, sizes);
+    return f.work_bytes;
 }
 
 static enum err_code host_arrays(struct engine_forward *f, struct err *e)
 {
     const uint32_t rows = f->sizes.max_rows, logits = f->sizes.max_logits;
-    const uint64_t n = host_bytes(f->model, &f->sizes);
+    const uint64_t n = engine_forward_host_bytes(f->model, &f->sizes);
     uint32_t *at = alloc_aligned(ALLOC_WORK, ALIGN, (size_t)n);
     if (at == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the %llu bytes of a step's results",
                        (unsigned long long)n);
     memset(at, 0, (size_t)n);
-    f->token = at;
+    const struct model_shape *shape = &f->model->shape;
+    f->host = at;
+    f->host_layer = (char *)at;
+    f->host_groups = (const void *)(f->host_layer + (f->groups.offset - f->n_groups.offset));
+    f->host_order = (const void *)(f->host_layer + (f->order.offset - f->n_groups.offset));
+    f->token = at + (layer_bytes(f, (uint64_t)rows * shape->n_expert_used) + 3) / 4;
     f->position = f->token + rows;
     f->sequence = f->position + rows;
     f->faults = f->sequence + rows;
     f->logit_row = f->faults + rows;
     f->logit_faults = f->logit_row + logits;
     f->routes = f->logit_faults + logits;
-    f->host_order =
-        f->routes + (size_t)rows * f->model->shape.n_layer * f->model->shape.n_expert_used;
-    f->host_groups =
-        (struct k_group *)(void *)(f->host_order + (size_t)rows * f->model->shape.n_expert_used);
-    f->guesses = (uint32_t *)(void *)(f->host_groups + f->model->shape.n_expert);
-    f->logits = (float *)(void *)(f->guesses +
-                                  (size_t)ENGINE_AHEAD_MOST_ROWS * f->model->shape.n_expert_used);
+    f->host_selected = f->routes + ids_stride(f, rows) / sizeof(uint32_t) * shape->n_layer;
+    f->guesses = f->host_selected + 2 * (size_t)shape->n_expert;
+    f->logits =
+        (float *)(void *)(f->guesses + (size_t)ENGINE_AHEAD_MOST_ROWS * shape->n_expert_used);
     return ERR_OK;
 }
 
-/* What does not change from step to step: the rope table. */
+/* What does not change from step to step: the rope table, and the list of all groups. */
 static enum err_code fill_tables(struct engine_forward *f, struct err *e)
 {
     const struct model_shape *shape = &f->model->shape;
@@ -191,22 +213,27 @@ static enum err_code fill_tables(struct engine_forward *f, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for the rope table of %u positions", positions);
     k_rope_table(shape->rope_base, shape->rope_dim, positions, table);
     f->ops->upload(f->stream, f->rope, table, n * sizeof(float));
+    for (uint32_t i = 0; i < shape->n_expert; i++)
+        f->host_selected[i] = i;
+    f->ops->upload(f->stream, f->everything, f->host_selected, n_groups(f) * sizeof(uint32_t));
     const enum err_code code = f->ops->wait(f->stream);
     alloc_free(table);
     return code == ERR_OK ? code : err_set(e, code, "the device failed while it was set up");
 }
 
 enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
-                                 struct engine_experts *experts,
+                                 const struct engine_forward_tiers *tiers,
                                  const struct engine_forward_sizes *sizes, struct k_buffer *pool,
                                  struct engine_forward **ret, struct err *e)
 {
     struct engine_forward *f = alloc_zero(ALLOC_WORK, 1, sizeof(*f));
     if (f == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the forward pass");
-    const struct model *m = experts->model;
+    const struct model *m = tiers->experts->model;
     f->model = m;
-    f->experts = experts;
+    f->experts = tiers->experts;
+    f->islands = tiers->islands;
+    f->hybrid = tiers->hybrid;
     f->ops = k_ops(device);
     f->stream = stream;
     f->sizes = *sizes;
@@ -238,7 +265,7 @@ void engine_forward_free(struct engine_forward *f)
         return;
     if (f->work != NULL)
         f->ops->buffer_free(f->work);
-    alloc_free(f->token); /* all host arrays are one block */
+    alloc_free(f->host); /* all host arrays are one block */
     alloc_free(f);
 }
 
@@ -250,8 +277,20 @@ void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const
                    n * sizeof(*pages));
 }
 
+/* The bound on the rows of a step by which a backend may choose its kernels: few sizes. */
+static uint32_t bound(uint32_t n, uint32_t most)
+{
+    for (uint32_t i = 1; i <= 8 && i <= most; i *= 2)
+        if (n <= i)
+            return i;
+    return most;
+}
+
 static void upload_step(struct engine_forward *f)
 {
+    f->rows.max_rows = bound(f->n_rows, f->sizes.max_rows);
+    f->logit_rows.max_rows = bound(f->n_logits, f->sizes.max_logits);
+    f->ids_stride = ids_stride(f, f->rows.max_rows);
     const size_t n = f->n_rows * sizeof(uint32_t), n_logits = f->n_logits * sizeof(uint32_t);
     memset(f->faults, 0, n);
     memset(f->logit_faults, 0, n_logits);
@@ -265,24 +304,29 @@ static void upload_step(struct engine_forward *f)
     f->ops->upload(f->stream, f->gather_index, f->logit_row, n_logits);
 }
 
-static size_t routes_of_layer(const struct engine_forward *f)
-{
-    return (size_t)f->n_rows * f->model->shape.n_expert_used;
-}
-
 const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer)
 {
-    return f->routes + layer * routes_of_layer(f);
+    return f->routes + layer * (f->ids_stride / sizeof(uint32_t));
 }
 
 static void download_step(struct engine_forward *f)
 {
-    const size_t n = routes_of_layer(f);
-    for (uint32_t i = 0; i < f->model->shape.n_layer; i++)
-        f->ops->download(f->stream, f->routes + i * n,
-                         (struct k_span){f->ids.buffer, f->ids.offset + i * f->ids_stride},
-                         n * sizeof(uint32_t));
+    f->ops->download(f->stream, f->routes, f->ids, f->ids_stride * f->model->shape.n_layer);
     f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
+}
+
+/* Distinct experts of a layer whose groups the host did not see. */
+static uint32_t count_groups(const struct engine_forward *f, uint32_t layer)
+{
+    const uint32_t *ids = engine_forward_routes(f, layer);
+    uint64_t seen[K_MAX_EXPERTS / 64] = {0};
+    uint32_t n = 0;
+    for (size_t i = 0; i < (size_t)f->n_rows * f->model->shape.n_expert_used; i++) {
+        const uint64_t bit = 1ull << ids[i] % 64;
+        n += (seen[ids[i] / 64] & bit) == 0;
+        seen[ids[i] / 64] |= bit;
+    }
+    return n;
 }
 
 static enum err_code layers(struct engine_forward *f)
@@ -338,10 +382,25 @@ static enum err_code head(struct engine_forward *f)
     return code;
 }
 
+/* What the host did not see while a GPU computed. */
+static void complete(struct engine_forward *f)
+{
+    for (uint32_t i = 0; i < f->model->shape.n_layer; i++)
+        if (f->layer_groups[i] == ENGINE_FORWARD_UNSEEN)
+            f->layer_groups[i] = count_groups(f, i);
+    engine_hybrid_faults(f->hybrid, f->faults);
+    for (uint32_t i = 0; i < f->n_logits; i++)
+        f->logit_faults[i] |= f->faults[f->logit_row[i]];
+}
+
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
 {
     upload_step(f);
     engine_experts_step(f->experts, f->n_rows);
+    if (f->islands != NULL) {
+        engine_islands_step(f->islands, f->n_rows);
+        engine_hybrid_step(f->hybrid, f->n_rows);
+    }
     enum err_code code = layers(f);
     if (code == ERR_OK && f->n_logits > 0) {
         code = head(f);
@@ -354,6 +413,8 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     const enum err_code waited = f->ops->wait(f->stream);
     if (code == ERR_OK)
         code = waited;
+    if (code == ERR_OK && f->hybrid != NULL)
+        complete(f);
     if (code == ERR_UNSUPPORTED)
         return err_set(e, code, "the %s kernels lack a weight format of this model", f->ops->name);
     return code == ERR_OK ? code : err_set(e, code, "the compute device failed during a step");

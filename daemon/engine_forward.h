@@ -6,8 +6,12 @@
 
 #include "engine_ahead.h"
 #include "engine_experts.h"
+#include "engine_hybrid.h"
+#include "engine_islands.h"
 #include "kernels.h"
 #include "model.h"
+
+#define ENGINE_FORWARD_UNSEEN UINT32_MAX
 
 struct engine_forward_sizes {
     uint32_t max_rows;      /* of a step */
@@ -20,6 +24,9 @@ struct engine_forward_sizes {
 struct engine_forward {
     const struct model *model;
     struct engine_experts *experts; /* borrowed */
+    /* Where the device is a GPU: experts in its memory, and the CPU's half. Borrowed; else NULL. */
+    struct engine_islands *islands;
+    struct engine_hybrid *hybrid;
     const struct k_ops *ops;
     struct k_stream *stream;
     struct engine_forward_sizes sizes;
@@ -35,10 +42,12 @@ struct engine_forward {
     struct k_span q, k, v, scratch, out; /* out: f32 [max_rows][n_embd] */
     struct k_act heads_act;              /* [max_rows][n_head * head_dim] */
     struct k_span rope;
-    struct k_span router, weights, groups, order, selected;
-    struct k_span n_groups, n_selected; /* uint32 [1] */
-    struct k_span ids; /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
-    uint64_t ids_stride;
+    struct k_span router, weights, selected;
+    struct k_span n_groups, groups, order; /* one behind the other */
+    struct k_span n_selected;              /* uint32 [1], as n_groups */
+    struct k_span everything;              /* uint32 [groups]: 0, 1, 2 ... */
+    struct k_span ids;       /* uint32 [n_layer][max_rows][n_used]; kept until the next step */
+    uint64_t ids_stride;     /* of the step, bytes of a layer */
     uint32_t *routes;        /* of the host, as ids */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
     struct k_span expert_out;
@@ -49,30 +58,41 @@ struct engine_forward {
     struct k_act head_act; /* [max_logits][n_embd] */
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
+    void *host; /* the block of all that is below */
     uint32_t n_rows, n_logits;
     bool guess;                  /* the step guesses each next layer's experts (engine_ahead) */
     uint32_t *guesses;           /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
     _Atomic uint64_t *heartbeat; /* counted up with every layer, so that a long step is no hang;
                                   * NULL: nobody looks */
-    uint32_t *token, *position, *sequence;   /* [max_rows] */
-    uint32_t *logit_row;                     /* [max_logits]: rows whose logits are wanted */
-    uint32_t *faults;                        /* [max_rows]: non-zero: a value was not finite */
-    uint32_t *logit_faults;                  /* [max_logits] */
-    float *logits;                           /* [max_logits][n_vocab] */
-    struct k_group *host_groups;             /* [n_expert] of the layer */
-    uint32_t *host_order;                    /* [max_rows * n_used] of the layer */
-    uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer */
+    uint32_t *token, *position, *sequence; /* [max_rows] */
+    uint32_t *logit_row;                   /* [max_logits]: rows whose logits are wanted */
+    uint32_t *faults;                      /* [max_rows]: non-zero: a value was not finite */
+    uint32_t *logit_faults;                /* [max_logits] */
+    float *logits;                         /* [max_logits][n_vocab] */
+    char *host_layer; /* of the layer: n_groups, groups and order, as on the device */
+    const struct k_group *host_groups;       /* [n_expert] */
+    const uint32_t *host_order;              /* [max_rows * n_used] */
+    uint32_t *host_selected;                 /* [2 * n_expert] of a batch, in two parts */
+    uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer; while a step runs
+                                              * ENGINE_FORWARD_UNSEEN where only the GPU knows */
 };
 
-/* Bytes of the device and the host together that engine_forward_new takes. */
+/* Bytes of the device, and of the host beside it, that engine_forward_new takes. */
 uint64_t engine_forward_bytes(const struct k_device *device, const struct model *m,
                               const struct engine_forward_sizes *sizes);
+uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *sizes);
 /* Bytes of one KV page. */
 uint64_t engine_forward_page_bytes(const struct model *m, enum k_kv_type type);
-/* `experts` (with their model) and `pool` (KV pages) are borrowed. The weights may still be
+/* What computes on a GPU, beside it; both NULL where the CPU is the only device. */
+struct engine_forward_tiers {
+    struct engine_experts *experts;
+    struct engine_islands *islands;
+    struct engine_hybrid *hybrid;
+};
+/* The tiers (with their model) and `pool` (KV pages) are borrowed. The weights may still be
  * missing. Gives *ret; free with engine_forward_free. */
 enum err_code engine_forward_new(struct k_device *device, struct k_stream *stream,
-                                 struct engine_experts *experts,
+                                 const struct engine_forward_tiers *tiers,
                                  const struct engine_forward_sizes *sizes, struct k_buffer *pool,
                                  struct engine_forward **ret, struct err *e)
     __attribute__((warn_unused_result));

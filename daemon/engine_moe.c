@@ -1,5 +1,7 @@
 #include "engine_moe.h"
 
+#include <string.h>
+
 static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids)
 {
     const struct model_shape *shape = &f->model->shape;
@@ -43,25 +45,26 @@ static enum err_code route(struct engine_forward *f, const struct model_layer *l
     return code;
 }
 
-/* Computes the selected groups. */
-static enum err_code compute(struct engine_forward *f, const struct model_layer *l)
+/* Computes the selected groups with the experts of `where`. */
+static enum err_code compute(struct engine_forward *f, const struct k_experts *where,
+                             struct k_span n_selected, struct k_span selected)
 {
     enum err_code code = f->ops->moe_gate_up(&(struct k_moe_gate_up){.rows = f->rows,
-                                                                     .experts = l->experts,
+                                                                     .experts = *where,
                                                                      .groups = f->groups,
                                                                      .order = f->order,
-                                                                     .n_selected = f->n_selected,
-                                                                     .selected = f->selected,
+                                                                     .n_selected = n_selected,
+                                                                     .selected = selected,
                                                                      .x = f->norm_act,
                                                                      .h = f->hidden_act},
                                              f->stream);
     if (code == ERR_OK)
         code = f->ops->moe_down(&(struct k_moe_down){.rows = f->rows,
-                                                     .experts = l->experts,
+                                                     .experts = *where,
                                                      .groups = f->groups,
                                                      .order = f->order,
-                                                     .n_selected = f->n_selected,
-                                                     .selected = f->selected,
+                                                     .n_selected = n_selected,
+                                                     .selected = selected,
                                                      .h = f->hidden_act,
                                                      .out = f->expert_out},
                                 f->stream);
@@ -115,31 +118,145 @@ static enum err_code guess_next(struct engine_forward *f, uint32_t layer)
     return code;
 }
 
-/* Takes the layer's groups to the host, and has them computed as their experts are there. The sum
- * comes later and runs in rank order, so that the order here is free. */
-static enum err_code compute_all(struct engine_forward *f, uint32_t layer)
+/* Computes some of the groups that the host knows. */
+static enum err_code compute_some(struct engine_forward *f, const struct k_experts *where,
+                                  const uint32_t *selected, uint32_t n)
+{
+    if (n == 0)
+        return ERR_OK;
+    f->ops->upload(f->stream, f->n_selected, &n, sizeof(n));
+    f->ops->upload(f->stream, f->selected, selected, n * sizeof(n));
+    return compute(f, where, f->n_selected, f->selected);
+}
+
+/* Takes the layer's groups to the host, and with them the rows if `rows` is not NULL. */
+static enum err_code download_layer(struct engine_forward *f, uint32_t layer, float *rows,
+                                    struct engine_experts_layer *ret)
 {
     const uint64_t pairs = (uint64_t)f->n_rows * f->model->shape.n_expert_used;
-    uint32_t *n_groups = &f->layer_groups[layer];
-    f->ops->download(f->stream, n_groups, f->n_groups, sizeof(*n_groups));
-    enum err_code code = f->ops->wait(f->stream);
+    f->ops->download(f->stream, f->host_layer, f->n_groups,
+                     f->order.offset - f->n_groups.offset + pairs * sizeof(*f->host_order));
+    if (rows != NULL)
+        f->ops->download(f->stream, rows, f->norm_act.f32,
+                         (size_t)f->n_rows * f->norm_act.n * sizeof(*rows));
+    const enum err_code code = f->ops->wait(f->stream);
     if (code != ERR_OK)
         return code;
-    f->ops->download(f->stream, f->host_groups, f->groups, *n_groups * sizeof(*f->host_groups));
-    f->ops->download(f->stream, f->host_order, f->order, pairs * sizeof(*f->host_order));
-    code = f->ops->wait(f->stream);
+    memcpy(&f->layer_groups[layer], f->host_layer, sizeof(f->layer_groups[layer]));
+    *ret = (struct engine_experts_layer){.index = layer,
+                                         .n_groups = f->layer_groups[layer],
+                                         .groups = f->host_groups,
+                                         .order = f->host_order};
+    return ERR_OK;
+}
+
+/* Has the groups computed as their experts are there. The sum comes later and runs in rank order,
+ * so that the order here is free. */
+static enum err_code compute_in_ram(struct engine_forward *f, uint32_t layer)
+{
+    struct engine_experts_layer groups;
+    enum err_code code = download_layer(f, layer, NULL, &groups);
     if (code != ERR_OK)
         return code;
-    engine_experts_layer(f->experts, layer, *n_groups, f->host_groups, f->host_order);
+    engine_experts_layer(f->experts, &groups);
     if (f->guess && layer + 1 < f->model->shape.n_layer)
         code = guess_next(f, layer);
     /* After an error too, so that no read or pin of this layer is left over. */
-    for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;) {
-        f->ops->upload(f->stream, f->n_selected, &n, sizeof(n));
-        f->ops->upload(f->stream, f->selected, f->experts->selected, n * sizeof(n));
+    for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;)
         if (code == ERR_OK)
-            code = compute(f, &f->model->layers[layer]);
+            code = compute_some(f, &f->model->layers[layer].experts, f->experts->selected, n);
+    return code;
+}
+
+/* ---- with a GPU ---- */
+
+/* All experts are in islands: nothing of this is the host's business. */
+static enum err_code compute_in_vram(struct engine_forward *f, uint32_t layer)
+{
+    f->layer_groups[layer] = ENGINE_FORWARD_UNSEEN;
+    engine_islands_hit(f->islands, f->n_rows);
+    return compute(f, &f->islands->vram.layers[layer], f->n_groups, f->everything);
+}
+
+/* Groups that are copied to the GPU and computed there, some at a time: while some are computed, the
+ * next ones are under way. */
+static enum err_code compute_copied(struct engine_forward *f, uint32_t layer,
+                                    const uint32_t *selected, uint32_t n)
+{
+    enum err_code code = ERR_OK;
+    for (uint32_t i = 0, some; i < n && code == ERR_OK; i += some) {
+        some = n - i < TIER_VRAM_TRANSIT ? n - i : TIER_VRAM_TRANSIT;
+        engine_islands_begin(f->islands);
+        for (uint32_t k = 0; k < some; k++)
+            engine_islands_copy(f->islands, selected[i + k]);
+        engine_islands_await(f->islands);
+        code = compute_some(f, &f->islands->vram.layers[layer], selected + i, some);
+        engine_islands_end(f->islands);
     }
+    return code;
+}
+
+/* Splits a batch between the devices: those to copy, then the CPU's, in f->host_selected. */
+static uint32_t split(struct engine_forward *f, const struct engine_experts_layer *groups,
+                      const uint32_t *selected, uint32_t n, uint32_t n_resident)
+{
+    const struct model_shape *shape = &f->model->shape;
+    uint32_t *rows = f->host_selected + shape->n_expert;
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = groups->groups[selected[i]].count;
+    const struct engine_split_layer figures = {.expert_bytes =
+                                                   f->islands->vram.island_bytes[groups->index],
+                                               .row_bytes = shape->n_embd * sizeof(float),
+                                               .n_resident = n_resident,
+                                               .n = n,
+                                               .n_rows = rows};
+    const uint32_t copied = engine_split_plan(&f->hybrid->rates, &figures, f->host_selected);
+    for (uint32_t i = 0; i < n; i++)
+        f->host_selected[i] = selected[f->host_selected[i]];
+    return copied;
+}
+
+/* What the CPU computes, while the GPU does its part. */
+static enum err_code compute_on_cpu(struct engine_forward *f,
+                                    const struct engine_experts_layer *groups,
+                                    const uint32_t *selected, uint32_t n)
+{
+    if (n == 0)
+        return ERR_OK;
+    const enum err_code code = engine_hybrid_compute(f->hybrid, groups->index, groups->n_groups,
+                                                     groups->groups, groups->order, selected, n);
+    if (code != ERR_OK)
+        return code;
+    engine_hybrid_send(f->hybrid, f->stream, f->expert_out, groups->groups, groups->order, selected,
+                       n);
+    for (uint32_t i = 0; i < n; i++)
+        engine_islands_promote(f->islands, selected[i]);
+    return ERR_OK;
+}
+
+/* Resident experts on the GPU, the others where it is faster, both at the same time. */
+static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
+{
+    struct engine_islands *is = f->islands;
+    struct engine_experts_layer groups;
+    enum err_code code = download_layer(f, layer, engine_hybrid_layer(f->hybrid), &groups);
+    if (code != ERR_OK)
+        return code;
+    engine_islands_layer(is, &groups);
+    code = compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
+    groups.wanted = is->rest;
+    groups.n_wanted = is->n_rest;
+    engine_experts_layer(f->experts, &groups);
+    uint32_t n_resident = is->n_resident;
+    for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;) {
+        const uint32_t copied = split(f, &groups, f->experts->selected, n, n_resident);
+        n_resident = 0; /* they are done by the next batch */
+        if (code == ERR_OK)
+            code = compute_copied(f, layer, f->host_selected, copied);
+        if (code == ERR_OK)
+            code = compute_on_cpu(f, &groups, f->host_selected + copied, n - copied);
+    }
+    engine_islands_leave(is);
     return code;
 }
 
@@ -148,8 +265,12 @@ enum err_code engine_moe_run(struct engine_forward *f, uint32_t layer)
     const struct model_layer *l = &f->model->layers[layer];
     const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
     enum err_code code = route(f, l, ids);
-    if (code == ERR_OK)
-        code = compute_all(f, layer);
+    if (code == ERR_OK && f->islands == NULL)
+        code = compute_in_ram(f, layer);
+    else if (code == ERR_OK && engine_islands_full(f->islands, layer))
+        code = compute_in_vram(f, layer);
+    else if (code == ERR_OK)
+        code = compute_hybrid(f, layer);
     if (code == ERR_OK)
         code = f->ops->moe_sum(&(struct k_moe_sum){.rows = f->rows,
                                                    .weights = f->weights,

@@ -81,6 +81,7 @@ static void size_up(const struct engine_config *config, const struct k_device *d
                                               .weights = m->weights_bytes,
                                               .kv = ret->n_pages * ret->page_bytes,
                                               .work = engine_forward_bytes(device, m, &ret->sizes) +
+                                                      engine_forward_host_bytes(m, &ret->sizes) +
                                                       engine_experts_bytes(m, ret->sizes.max_rows),
                                               .experts = m->experts_bytes,
                                               .largest_expert = largest_expert(m),

@@ -58,8 +58,9 @@ static enum err_code start_buffers(struct engine_run *run, struct k_device *devi
                                              .max_rows = sizes->max_rows},
             &run->experts, e);
     if (code == ERR_OK)
-        code = engine_forward_new(device, run->stream, run->experts, sizes, run->pool,
-                                  &run->forward, e);
+        code = engine_forward_new(device, run->stream,
+                                  &(struct engine_forward_tiers){.experts = run->experts}, sizes,
+                                  run->pool, &run->forward, e);
     return code;
 }
 

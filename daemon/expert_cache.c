@@ -26,6 +26,7 @@ struct expert {
 /* The READY expert without pins of the lowest odds, once it has been looked for. */
 struct layer {
     uint64_t bytes;   /* of an expert */
+    uint32_t n_ready; /* READY experts */
     uint32_t n_free;  /* READY experts without pins */
     uint32_t weakest; /* expert of the layer; NONE: not known */
     bool scored;
@@ -223,6 +224,7 @@ static uint32_t drop(struct expert_cache *c, uint32_t layer, uint32_t expert)
     l->n_free--;
     if (l->weakest == expert)
         l->weakest = NONE;
+    l->n_ready--;
     c->counts.evictions++;
     c->counts.resident--;
     return extent;
@@ -383,6 +385,7 @@ void expert_cache_arrived(struct expert_cache *c, uint32_t layer, uint32_t exper
     x->state = EXPERT_CACHE_READY;
     c->counts.loading--;
     c->counts.resident++;
+    c->layers[layer].n_ready++;
     if (x->pins == 0)
         loosen(c, layer, expert);
 }
@@ -394,6 +397,12 @@ void expert_cache_failed(struct expert_cache *c, uint32_t layer, uint32_t expert
     (void)expert_arena_return(&c->arena, x->extent);
     *x = (struct expert){.state = EXPERT_CACHE_ABSENT};
     c->counts.loading--;
+}
+
+void expert_cache_pin(struct expert_cache *c, uint32_t layer, uint32_t expert)
+{
+    assert(at(c, layer, expert)->state == EXPERT_CACHE_READY);
+    pin(c, layer, expert);
 }
 
 void expert_cache_unpin(struct expert_cache *c, uint32_t layer, uint32_t expert)
@@ -415,6 +424,11 @@ uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32
     const struct expert *x = at(c, layer, expert);
     assert(x->state != EXPERT_CACHE_ABSENT);
     return c->arena.extents[x->extent].place;
+}
+
+uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer)
+{
+    return c->layers[layer].n_ready;
 }
 
 struct expert_cache_counts expert_cache_count(const struct expert_cache *c)

@@ -77,13 +77,17 @@ bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t exper
 void expert_cache_arrived(struct expert_cache *c, uint32_t layer, uint32_t expert);
 /* The read failed: its extent is free again and all its pins are gone (no unpin follows). */
 void expert_cache_failed(struct expert_cache *c, uint32_t layer, uint32_t expert);
-/* Pins count; one for each need of a present expert and each reserve with pin. */
+/* Pins a READY expert once more: someone else reads it too. */
+void expert_cache_pin(struct expert_cache *c, uint32_t layer, uint32_t expert);
+/* Pins count; one for each need of a present expert, each reserve with pin and each pin. */
 void expert_cache_unpin(struct expert_cache *c, uint32_t layer, uint32_t expert);
 
 enum expert_cache_state expert_cache_state(const struct expert_cache *c, uint32_t layer,
                                            uint32_t expert);
 /* Place of an expert that is not ABSENT. */
 uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32_t expert);
+/* READY experts of the layer. */
+uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer);
 struct expert_cache_counts expert_cache_count(const struct expert_cache *c);
 
 #endif

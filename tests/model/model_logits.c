@@ -37,7 +37,7 @@ static struct forward_rig rig_open(const char *path)
                                                .max_logits = MAX_TOKENS,
                                                .max_sequences = 1,
                                                .max_pages = MAX_TOKENS / K_PAGE};
-    if (forward_rig_open(path, 0, NULL, &sizes, &s, &e) != ERR_OK)
+    if (forward_rig_open(path, 0, NULL, &sizes, NULL, &s, &e) != ERR_OK)
         die(&e);
     return s;
 }

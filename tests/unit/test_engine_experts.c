@@ -41,7 +41,7 @@ static struct forward_rig rig_open(const char *path, uint64_t arena, bool faulty
     struct err e = {.code = ERR_OK};
     const struct engine_forward_sizes sizes = {
         .max_rows = ROWS, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
-    must(forward_rig_open(path, arena, faulty ? &fake.source : NULL, &sizes, &s, &e), &e);
+    must(forward_rig_open(path, arena, faulty ? &fake.source : NULL, &sizes, NULL, &s, &e), &e);
     return s;
 }
 

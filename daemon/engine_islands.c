@@ -1,0 +1,347 @@
+#include "engine_islands.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "alloc.h"
+
+enum {
+    BACKGROUND = 2, /* copies under way that nobody waits for */
+    IDLE_COPIES = 8
+};
+
+/* ---- start ---- */
+
+/* Bytes of the arrays, laid out in one block at `at`; NULL: only counts. */
+static size_t lay_out(struct engine_islands *is, char *at, uint32_t n_expert, uint32_t max_rows)
+{
+    const uint32_t flights = n_expert + BACKGROUND + IDLE_COPIES;
+    const struct {
+        void **to;
+        size_t bytes;
+    } arrays[] = {{(void **)&is->resident, n_expert * sizeof(*is->resident)},
+                  {(void **)&is->rest, n_expert * sizeof(*is->rest)},
+                  {(void **)&is->row_hits, max_rows * sizeof(*is->row_hits)},
+                  {(void **)&is->flights, flights * sizeof(*is->flights)}};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
+        if (at != NULL)
+            *arrays[i].to = at + n;
+        n += (arrays[i].bytes + 7) & ~(size_t)7;
+    }
+    is->max_flights = flights;
+    return n;
+}
+
+uint64_t engine_islands_bytes(const struct model *m, uint32_t max_rows)
+{
+    struct engine_islands is;
+    return lay_out(&is, NULL, m->shape.n_expert, max_rows);
+}
+
+/* Copies end, so that reads find slots in RAM. */
+static void unpin_all(void *context);
+
+static enum err_code start_cache(struct engine_islands *is, struct err *e)
+{
+    uint64_t largest = 0;
+    for (uint32_t l = 0; l < is->n_layer; l++)
+        if (is->vram.island_bytes[l] > largest)
+            largest = is->vram.island_bytes[l];
+    if (is->islands_bytes < largest)
+        return ERR_OK;
+    return expert_cache_new(&(struct expert_cache_options){.n_layer = is->n_layer,
+                                                           .n_expert = is->n_expert,
+                                                           .n_used = is->n_used,
+                                                           .layer_bytes = is->vram.island_bytes,
+                                                           .arena_bytes = is->islands_bytes},
+                            &is->cache, e);
+}
+
+enum err_code engine_islands_start(struct engine_islands *is,
+                                   const struct engine_islands_options *options, struct err *e)
+{
+    struct engine_experts *x = options->experts;
+    const struct model_shape *shape = &x->model->shape;
+    const struct k_ops *ops = k_ops(options->device);
+    *is = (struct engine_islands){.experts = x,
+                                  .n_layer = shape->n_layer,
+                                  .n_expert = shape->n_expert,
+                                  .n_used = shape->n_expert_used,
+                                  .islands_bytes = options->islands_bytes};
+    enum err_code code =
+        tier_vram_start(&is->vram,
+                        &(struct tier_vram_options){.device = options->device,
+                                                    .stream = options->stream,
+                                                    .model = x->model,
+                                                    .islands_bytes = options->islands_bytes},
+                        e);
+    if (code != ERR_OK)
+        return code;
+    const size_t bytes = lay_out(is, NULL, is->n_expert, options->max_rows);
+    char *block = alloc_zero(ALLOC_WORK, 1, bytes);
+    if (block == NULL)
+        code = err_set(e, ERR_NOMEM, "no memory for the table of islands");
+    else
+        lay_out(is, block, is->n_expert, options->max_rows);
+    if (code == ERR_OK)
+        code = start_cache(is, e);
+    if (code != ERR_OK) {
+        engine_islands_done(is);
+        return code;
+    }
+    /* Without it the driver copies through memory of its own, at a fraction of the speed. */
+    struct err refused = {.code = ERR_OK};
+    is->device = options->device;
+    is->pinned = ops->host_register != NULL &&
+                 ops->host_register(options->device, x->ops->buffer_host(x->ram.arena),
+                                    x->ram.bytes, &refused) == ERR_OK;
+    x->above = is->cache;
+    x->unpin = unpin_all;
+    x->unpin_context = is;
+    return ERR_OK;
+}
+
+void engine_islands_done(struct engine_islands *is)
+{
+    struct engine_experts *x = is->experts;
+    if (x == NULL)
+        return;
+    if (is->vram.memory != NULL)
+        (void)tier_vram_wait(&is->vram); /* nothing reads the arena any more */
+    if (is->pinned)
+        is->vram.ops->host_unregister(is->device, x->ops->buffer_host(x->ram.arena));
+    x->above = NULL;
+    x->unpin = NULL;
+    tier_vram_done(&is->vram);
+    expert_cache_free(is->cache);
+    alloc_free(is->resident); /* all arrays are one block */
+    *is = (struct engine_islands){.experts = NULL};
+}
+
+/* ---- copies ---- */
+
+/* All copies are done. */
+static void land_all(struct engine_islands *is)
+{
+    for (uint32_t i = 0; i < is->n_flights; i++) {
+        const struct engine_islands_flight *f = &is->flights[i];
+        expert_cache_unpin(is->experts->cache, f->layer, f->expert);
+        if (f->stays)
+            expert_cache_arrived(is->cache, f->layer, f->expert);
+    }
+    is->n_flights = is->n_background = 0;
+}
+
+void engine_islands_poll(struct engine_islands *is)
+{
+    if (is->n_flights > 0 && tier_vram_settle(&is->vram))
+        land_all(is);
+}
+
+static void unpin_all(void *context)
+{
+    struct engine_islands *is = context;
+    (void)tier_vram_wait(&is->vram); /* an error shows again at the step's end */
+    land_all(is);
+}
+
+/* Begins the copy of an expert that is READY in RAM. */
+static void begin_copy(struct engine_islands *is, uint32_t layer, uint32_t expert, bool stays,
+                       uint64_t place)
+{
+    const uint8_t *slices[TIER_VRAM_SLICES];
+    if (is->n_flights == is->max_flights)
+        unpin_all(is);
+    engine_experts_slices(is->experts, layer, expert, slices);
+    expert_cache_pin(is->experts->cache, layer, expert);
+    tier_vram_copy(&is->vram, layer, expert, slices, is->pinned, place);
+    is->flights[is->n_flights++] =
+        (struct engine_islands_flight){.layer = layer, .expert = expert, .stays = stays};
+    is->counts.copies++;
+    is->counts.copied_bytes += is->vram.island_bytes[layer];
+}
+
+/* An island for an absent expert, if its worth is more than what would go for it. */
+static bool reserve(struct engine_islands *is, uint32_t layer, uint32_t expert, uint64_t *ret_place)
+{
+    return is->cache != NULL &&
+           expert_cache_state(is->cache, layer, expert) == EXPERT_CACHE_ABSENT &&
+           expert_cache_reserve(is->cache, layer, expert, false, ret_place);
+}
+
+void engine_islands_begin(struct engine_islands *is)
+{
+    is->half ^= 1;
+    is->n_transit = 0;
+    tier_vram_transit_begin(&is->vram, is->half);
+}
+
+void engine_islands_copy(struct engine_islands *is, uint32_t group)
+{
+    const uint32_t expert = is->groups[group].expert;
+    uint64_t place;
+    const bool stays = reserve(is, is->layer, expert, &place);
+    assert(is->n_transit < TIER_VRAM_TRANSIT);
+    if (!stays)
+        place = tier_vram_transit_place(&is->vram, is->half, is->n_transit);
+    is->n_transit++;
+    begin_copy(is, is->layer, expert, stays, place);
+}
+
+void engine_islands_await(struct engine_islands *is)
+{
+    tier_vram_await(&is->vram);
+}
+
+void engine_islands_end(struct engine_islands *is)
+{
+    tier_vram_transit_used(&is->vram, is->half);
+}
+
+void engine_islands_promote(struct engine_islands *is, uint32_t group)
+{
+    const uint32_t expert = is->groups[group].expert;
+    uint64_t place;
+    if (is->n_background >= BACKGROUND || !reserve(is, is->layer, expert, &place))
+        return;
+    begin_copy(is, is->layer, expert, true, place);
+    is->n_background++;
+    is->counts.promotions++;
+}
+
+/* ---- a layer ---- */
+
+void engine_islands_step(struct engine_islands *is, uint32_t n_rows)
+{
+    engine_islands_poll(is);
+    memset(is->row_hits, 0, n_rows * sizeof(*is->row_hits));
+}
+
+bool engine_islands_full(const struct engine_islands *is, uint32_t layer)
+{
+    return is->cache != NULL && expert_cache_resident(is->cache, layer) == is->n_expert;
+}
+
+void engine_islands_hit(struct engine_islands *is, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < n_rows; i++)
+        is->row_hits[i] += is->n_used;
+}
+
+/* A group whose expert is in an island, or on its way to one. */
+static void take_resident(struct engine_islands *is, const struct engine_experts_layer *layer,
+                          uint32_t g)
+{
+    is->resident[is->n_resident++] = g;
+    for (uint32_t i = 0; i < layer->groups[g].count; i++)
+        is->row_hits[layer->order[layer->groups[g].first + i] / is->n_used]++;
+}
+
+void engine_islands_layer(struct engine_islands *is, const struct engine_experts_layer *layer)
+{
+    engine_islands_poll(is);
+    is->layer = layer->index;
+    is->groups = layer->groups;
+    is->n_resident = is->n_rest = 0;
+    bool under_way = false;
+    if (is->cache != NULL)
+        expert_cache_layer(is->cache, layer->index, is->experts->n_rows);
+    for (uint32_t g = 0; g < layer->n_groups; g++) {
+        const struct k_group *group = &layer->groups[g];
+        enum expert_cache_state state = EXPERT_CACHE_ABSENT;
+        if (is->cache != NULL)
+            state = expert_cache_need(is->cache, layer->index, group->expert, group->count);
+        under_way |= state == EXPERT_CACHE_LOADING;
+        if (state == EXPERT_CACHE_ABSENT)
+            is->rest[is->n_rest++] = g;
+        else
+            take_resident(is, layer, g);
+    }
+    if (under_way)
+        tier_vram_await(&is->vram);
+}
+
+void engine_islands_leave(struct engine_islands *is)
+{
+    for (uint32_t i = 0; i < is->n_resident; i++)
+        expert_cache_unpin(is->cache, is->layer, is->groups[is->resident[i]].expert);
+    is->n_resident = is->n_rest = 0;
+}
+
+/* ---- outside of steps ---- */
+
+/* Experts of one turn of a fill. */
+struct turn {
+    uint32_t n, layers[IDLE_COPIES], experts[IDLE_COPIES];
+    bool fetched[IDLE_COPIES]; /* pinned by a read of this turn */
+};
+
+/* Chooses the next experts that have free islands, and has those read that RAM lacks. */
+static struct turn choose(struct engine_islands *is)
+{
+    struct engine_experts *x = is->experts;
+    struct turn t = {.n = 0};
+    for (; is->next < x->n_experts && t.n < IDLE_COPIES; is->next++) {
+        const uint32_t layer = is->next / is->n_expert, expert = is->next % is->n_expert;
+        if (expert_cache_state(is->cache, layer, expert) != EXPERT_CACHE_ABSENT ||
+            expert_cache_count(is->cache).used_bytes + is->vram.island_bytes[layer] >
+                is->islands_bytes)
+            continue;
+        const bool absent = expert_cache_state(x->cache, layer, expert) == EXPERT_CACHE_ABSENT;
+        if (absent && !engine_experts_fetch(x, layer, expert)) {
+            if (t.n > 0 || expert_cache_count(x->cache).loading > 0)
+                break;
+            continue; /* no slot in one piece, as after a read that failed */
+        }
+        t.layers[t.n] = layer;
+        t.experts[t.n] = expert;
+        t.fetched[t.n++] = absent;
+    }
+    return t;
+}
+
+/* False: there is nothing left to fill. */
+static bool fill_some(struct engine_islands *is, enum err_code *ret_code)
+{
+    struct engine_experts *x = is->experts;
+    const struct turn t = choose(is);
+    while (expert_cache_count(x->cache).loading > 0)
+        engine_experts_land(x);
+    for (uint32_t i = 0; i < t.n; i++) {
+        uint64_t place;
+        if (expert_cache_state(x->cache, t.layers[i], t.experts[i]) != EXPERT_CACHE_READY)
+            continue; /* its read failed */
+        if (reserve(is, t.layers[i], t.experts[i], &place))
+            begin_copy(is, t.layers[i], t.experts[i], true, place);
+        if (t.fetched[i])
+            expert_cache_unpin(x->cache, t.layers[i], t.experts[i]);
+    }
+    *ret_code = tier_vram_wait(&is->vram);
+    land_all(is);
+    return *ret_code == ERR_OK && is->next < x->n_experts;
+}
+
+bool engine_islands_idle(struct engine_islands *is, enum err_code *ret_code)
+{
+    *ret_code = ERR_OK;
+    return is->cache != NULL && is->next < is->experts->n_experts && fill_some(is, ret_code);
+}
+
+enum err_code engine_islands_fill(struct engine_islands *is, const struct model_loading *loading,
+                                  struct err *e)
+{
+    struct engine_experts *x = is->experts;
+    enum err_code code = ERR_OK;
+    x->error.code = ERR_OK;
+    while (is->cache != NULL && is->next < x->n_experts) {
+        if (loading->stopped != NULL && loading->stopped(loading->context))
+            return err_set(e, ERR_CANCELLED, "loading was stopped");
+        (void)fill_some(is, &code);
+        if (code != ERR_OK)
+            return err_set(e, code, "the GPU failed while experts were copied to it");
+        if (x->error.code != ERR_OK)
+            return err_set(e, x->error.code, "%s", x->error.text);
+    }
+    return ERR_OK;
+}

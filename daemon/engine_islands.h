@@ -1,0 +1,92 @@
+/* The experts of a step that are in VRAM: tells a layer's groups that the GPU can compute at once
+ * from the others, copies experts to the GPU for one use or to stay, and keeps what those copies read
+ * in RAM. Joins expert_cache (decides who stays), tier_vram (copies) and engine_experts (RAM, SSD).
+ * The engine thread's.
+ *
+ * One layer whose experts are not all in islands:
+ *   engine_islands_layer(is, &layer)       is->resident and is->rest
+ *   for each group of the rest that engine_experts gives out, one of
+ *     engine_islands_begin, engine_islands_copy ..., engine_islands_end    copied and computed now
+ *     engine_islands_promote                      computed by the CPU; kept for later if it pays
+ *   engine_islands_leave(is) */
+#ifndef ISLET_ENGINE_ISLANDS_H
+#define ISLET_ENGINE_ISLANDS_H
+
+#include "engine_experts.h"
+#include "tier_vram.h"
+
+struct engine_islands_options {
+    struct k_device *device;
+    struct k_stream *stream;        /* the one that computes */
+    struct engine_experts *experts; /* borrowed; must outlive this */
+    uint64_t islands_bytes;
+    uint32_t max_rows; /* of a step */
+};
+
+struct engine_islands_counts {
+    uint64_t copies, copied_bytes; /* experts that went over the link */
+    uint64_t promotions;           /* of these: in the background */
+};
+
+struct engine_islands {
+    struct tier_vram vram;
+    struct engine_experts *experts;
+    struct k_device *device;
+    struct expert_cache *cache; /* NULL: no island has room for the largest expert */
+    bool pinned;                /* the RAM arena is registered with the device */
+    uint32_t n_layer, n_expert, n_used;
+    uint64_t islands_bytes;
+    struct engine_islands_counts counts;
+
+    /* of the layer that is computed: indices into its groups */
+    uint32_t layer, *resident, n_resident, *rest, n_rest;
+    const struct k_group *groups;
+    bool await;               /* some of the resident ones are still under way */
+    uint32_t *row_hits;       /* [max_rows] of the step: uses of experts in islands */
+    unsigned half, n_transit; /* of the transit area: the half in use, experts in it */
+
+    /* copies under way: what they read in RAM is pinned, where they go is LOADING */
+    struct engine_islands_flight {
+        uint32_t layer, expert;
+        bool stays; /* goes to an island */
+    } * flights;
+    uint32_t n_flights, n_background, max_flights;
+    uint32_t next; /* expert that an idle engine looks at */
+};
+
+/* Bytes of the host that engine_islands_start takes. */
+uint64_t engine_islands_bytes(const struct model *m, uint32_t max_rows);
+/* ERR_NOMEM, ERR_DEVICE. End with engine_islands_done, before the experts; `is` stays where it is
+ * until then. */
+enum err_code engine_islands_start(struct engine_islands *is,
+                                   const struct engine_islands_options *options, struct err *e)
+    __attribute__((warn_unused_result));
+void engine_islands_done(struct engine_islands *is); /* a cleared one is fine */
+
+void engine_islands_step(struct engine_islands *is, uint32_t n_rows);
+/* Are all experts of the layer in islands? Then it needs none of the calls below. */
+bool engine_islands_full(const struct engine_islands *is, uint32_t layer);
+/* All of a full layer's uses are hits. */
+void engine_islands_hit(struct engine_islands *is, uint32_t n_rows);
+/* What is computed on the device after this may use the resident ones. */
+void engine_islands_layer(struct engine_islands *is, const struct engine_experts_layer *layer);
+void engine_islands_leave(struct engine_islands *is);
+
+/* Copies of the next TIER_VRAM_TRANSIT groups at most, then what computes them. */
+void engine_islands_begin(struct engine_islands *is);
+void engine_islands_copy(struct engine_islands *is, uint32_t group);
+void engine_islands_await(struct engine_islands *is); /* after the copies, before computing */
+void engine_islands_end(struct engine_islands *is);   /* what computes was given to the stream */
+/* Copies a group's expert in the background if it is worth an island and the link has room. */
+void engine_islands_promote(struct engine_islands *is, uint32_t group);
+
+/* Takes notice of copies that are done; never waits. */
+void engine_islands_poll(struct engine_islands *is);
+/* While the engine has nothing to do: fills islands. False: there is nothing left to do. ERR_DEVICE
+ * goes to *ret_code. */
+bool engine_islands_idle(struct engine_islands *is, enum err_code *ret_code);
+/* Fills them now, while a model loads. ERR_CANCELLED, ERR_DEVICE, ERR_IO, ERR_FORMAT. */
+enum err_code engine_islands_fill(struct engine_islands *is, const struct model_loading *loading,
+                                  struct err *e) __attribute__((warn_unused_result));
+
+#endif

@@ -1,0 +1,201 @@
+#include "tier_vram.h"
+
+#include <assert.h>
+
+#include "alloc.h"
+#include "expert_cache.h"
+
+enum {
+    ALIGN = 256, /* of whatever the device arranges */
+    SLOT_BYTES = TIER_VRAM_SLICES * sizeof(uint64_t)
+};
+
+static uint64_t aligned(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static const struct gguf_tensor *tensor_of(const struct model *m, uint32_t layer, int slice)
+{
+    const struct shape_layer *l = &m->tensors.layers[layer];
+    return slice == 0 ? l->gate : slice == 1 ? l->up : l->down;
+}
+
+uint64_t tier_vram_island_bytes(const struct model *m, uint32_t layer)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < TIER_VRAM_SLICES; i++)
+        n += aligned(shape_slice_bytes(tensor_of(m, layer, i), &m->shape), ALIGN);
+    return aligned(n, EXPERT_CACHE_ALIGN);
+}
+
+static uint64_t largest(const struct model *m)
+{
+    uint64_t most = 0;
+    for (uint32_t l = 0; l < m->shape.n_layer; l++) {
+        const uint64_t n = tier_vram_island_bytes(m, l);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static uint64_t table_bytes(const struct model *m)
+{
+    return aligned((uint64_t)m->shape.n_expert * SLOT_BYTES, ALIGN);
+}
+
+uint64_t tier_vram_fixed_bytes(const struct model *m)
+{
+    /* both halves of the transit area and the staging, then the tables */
+    return (2 * TIER_VRAM_TRANSIT + 1) * largest(m) + m->shape.n_layer * table_bytes(m);
+}
+
+uint64_t tier_vram_least(const struct model *m)
+{
+    return aligned(m->largest_matrix, EXPERT_CACHE_ALIGN);
+}
+
+/* Where the layers' tables are, behind all else. */
+static void place_tables(struct tier_vram *v, uint64_t at)
+{
+    const struct model_shape *shape = &v->model->shape;
+    for (uint32_t i = 0; i < shape->n_layer; i++) {
+        const struct shape_layer *l = &v->model->tensors.layers[i];
+        v->layers[i] = (struct k_experts){.arena = v->memory,
+                                          .slots = {v->memory, at},
+                                          .gate = (enum k_format)l->gate->type,
+                                          .up = (enum k_format)l->up->type,
+                                          .down = (enum k_format)l->down->type,
+                                          .n_embd = shape->n_embd,
+                                          .n_ff = shape->n_ff_expert,
+                                          .n_expert = shape->n_expert,
+                                          .n_used = shape->n_expert_used};
+        v->island_bytes[i] = tier_vram_island_bytes(v->model, i);
+        at += table_bytes(v->model);
+    }
+}
+
+enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_options *options,
+                              struct err *e)
+{
+    const struct model *m = options->model;
+    const struct k_ops *ops = k_ops(options->device);
+    const uint64_t islands = options->islands_bytes;
+    *v = (struct tier_vram){.ops = ops,
+                            .model = m,
+                            .stream = options->stream,
+                            .islands_bytes = islands,
+                            .transit = islands,
+                            .transit_bytes = largest(m),
+                            .staging = islands + 2 * TIER_VRAM_TRANSIT * largest(m)};
+    v->layers = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->layers));
+    v->island_bytes = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->island_bytes));
+    enum err_code code = ERR_OK;
+    if (v->layers == NULL || v->island_bytes == NULL)
+        code = err_set(e, ERR_NOMEM, "no memory for %u layers", m->shape.n_layer);
+    if (code == ERR_OK)
+        code = ops->buffer_new(options->device, islands + tier_vram_fixed_bytes(m), &v->memory, e);
+    if (code == ERR_OK)
+        code = ops->stream_new(options->device, &v->copies, e);
+    if (code == ERR_OK)
+        code = ops->event_new(options->device, &v->copied, e);
+    for (int i = 0; i < 2 && code == ERR_OK; i++)
+        code = ops->event_new(options->device, &v->used[i], e);
+    if (code == ERR_OK)
+        place_tables(v, v->staging + v->transit_bytes);
+    else
+        tier_vram_done(v);
+    return code;
+}
+
+void tier_vram_done(struct tier_vram *v)
+{
+    if (v->copies != NULL)
+        v->ops->stream_free(v->copies);
+    for (int i = 0; i < 2; i++)
+        if (v->used[i] != NULL)
+            v->ops->event_free(v->used[i]);
+    if (v->copied != NULL)
+        v->ops->event_free(v->copied);
+    if (v->memory != NULL)
+        v->ops->buffer_free(v->memory);
+    alloc_free(v->layers);
+    alloc_free(v->island_bytes);
+    *v = (struct tier_vram){.begun = 0};
+}
+
+/* One slice over the link and into the device's order. */
+static void copy_slice(struct tier_vram *v, uint32_t layer, int slice, const uint8_t *from,
+                       bool pinned, uint64_t staging, uint64_t place)
+{
+    const struct gguf_tensor *t = tensor_of(v->model, layer, slice);
+    const uint64_t bytes = shape_slice_bytes(t, &v->model->shape);
+    const bool arranges = v->ops->arrange != NULL;
+    const struct k_span to = {v->memory, arranges ? staging : place};
+    if (pinned)
+        v->ops->fetch(v->copies, to, from, bytes);
+    else
+        v->ops->upload(v->copies, to, from, bytes);
+    if (!arranges)
+        return;
+    const enum err_code code = v->ops->arrange(&(struct k_arrange){.from = to,
+                                                                   .to = {v->memory, place},
+                                                                   .format = (enum k_format)t->type,
+                                                                   .n_in = (uint32_t)t->dims[0],
+                                                                   .n_out = (uint32_t)t->dims[1]},
+                                               v->copies);
+    assert(code == ERR_OK || code == ERR_DEVICE); /* a wait tells of the latter */
+    (void)code;
+}
+
+void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
+                    const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place)
+{
+    uint64_t slots[TIER_VRAM_SLICES], at = 0;
+    for (int i = 0; i < TIER_VRAM_SLICES; i++) {
+        slots[i] = place + at;
+        copy_slice(v, layer, i, slices[i], pinned, v->staging + at, slots[i]);
+        at += aligned(shape_slice_bytes(tensor_of(v->model, layer, i), &v->model->shape), ALIGN);
+    }
+    const struct k_span table = v->layers[layer].slots;
+    v->ops->upload(v->copies,
+                   (struct k_span){table.buffer, table.offset + (uint64_t)expert * SLOT_BYTES},
+                   slots, sizeof(slots));
+    v->ops->event_record(v->copied, v->copies);
+    v->begun++;
+}
+
+void tier_vram_await(struct tier_vram *v)
+{
+    if (v->done < v->begun)
+        v->ops->event_after(v->copied, v->stream);
+}
+
+bool tier_vram_settle(struct tier_vram *v)
+{
+    if (v->done < v->begun && v->ops->event_passed(v->copied))
+        v->done = v->begun;
+    return v->done == v->begun;
+}
+
+enum err_code tier_vram_wait(struct tier_vram *v)
+{
+    const enum err_code code = v->ops->wait(v->copies);
+    v->done = v->begun;
+    return code;
+}
+
+uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsigned i)
+{
+    return v->transit + (half * TIER_VRAM_TRANSIT + i) * v->transit_bytes;
+}
+
+void tier_vram_transit_begin(struct tier_vram *v, unsigned half)
+{
+    v->ops->event_after(v->used[half], v->copies);
+}
+
+void tier_vram_transit_used(struct tier_vram *v, unsigned half)
+{
+    v->ops->event_record(v->used[half], v->stream);
+}

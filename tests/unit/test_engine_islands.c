@@ -1,0 +1,195 @@
+/* Experts in VRAM, some, all or none of them, and whatever the CPU computes beside it: the bits are
+ * those of the CPU alone. The GPU is a stand-in whose operations run as late as they may. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "alloc.h"
+#include "fake_gpu.h"
+#include "forward_rig.h"
+
+#define TINY ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf"
+#define MIB  (UINT64_C(1) << 20)
+
+enum {
+    ROWS = 8,
+    STEPS = 6
+};
+
+static float *expected; /* [STEPS][ROWS][n_vocab] of the CPU alone */
+
+/* Rates under which an expert is copied or computed by the CPU, whatever its rows. */
+static const struct engine_split_rates copies = {1e15, 1e3, 1e3, 1e15, 0},
+                                       computes = {1e3, 1e15, 1e15, 1e15, 0},
+                                       mixes = {1e9, 1e9, 3e9, 1e12, 0};
+
+static void must(enum err_code code, const struct err *e)
+{
+    if (code != ERR_OK)
+        fail_msg("%s", e->text);
+}
+
+static void rig_open(struct forward_rig *s, uint64_t arena, const struct forward_rig_gpu *gpu)
+{
+    struct err e = {.code = ERR_OK};
+    const struct engine_forward_sizes sizes = {
+        .max_rows = ROWS + 1, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
+    const enum err_code code = forward_rig_open(TINY, arena, NULL, &sizes, gpu, s, &e);
+    must(code, &e);
+}
+
+/* Step `index`: some sequences' next tokens. */
+static enum err_code step(struct forward_rig *s, uint32_t index, struct err *e)
+{
+    struct engine_forward *f = s->forward;
+    f->n_rows = f->n_logits = index % 2 == 0 ? ROWS : 1 + index;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        engine_forward_set_pages(f, i, &i, 1);
+        f->token[i] = 40 + 31 * i + 97 * index;
+        f->position[i] = index;
+        f->logit_row[i] = f->sequence[i] = i;
+    }
+    return engine_forward_step(f, e);
+}
+
+static size_t vocab_bytes(const struct forward_rig *s)
+{
+    return s->model->shape.n_vocab * sizeof(float);
+}
+
+/* All steps, compared with the CPU's. Positions are counted by steps, so that rows of all but the
+ * first see KV of all steps that had them: of those only the first ones are compared. */
+static void check_steps(struct forward_rig *s)
+{
+    const size_t n = vocab_bytes(s);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        struct err e = {.code = ERR_OK};
+        must(step(s, i, &e), &e);
+        for (uint32_t row = 0; row < s->forward->n_rows; row++) {
+            assert_int_equal(s->forward->logit_faults[row], 0);
+            if (memcmp((char *)s->forward->logits + row * n,
+                       (char *)expected + (i * ROWS + row) * n, n) != 0)
+                fail_msg("step %u, row %u differs", i, row);
+        }
+        for (uint32_t l = 0; l < s->model->shape.n_layer; l++)
+            assert_in_range(s->forward->layer_groups[l], s->model->shape.n_expert_used,
+                            s->model->shape.n_expert);
+    }
+}
+
+static int set_expected(void **state)
+{
+    (void)state;
+    struct forward_rig s;
+    rig_open(&s, 0, NULL);
+    const size_t n = vocab_bytes(&s);
+    expected = alloc_zero(ALLOC_MISC, STEPS * ROWS, n);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        struct err e = {.code = ERR_OK};
+        must(step(&s, i, &e), &e);
+        memcpy((char *)expected + i * ROWS * n, s.forward->logits, s.forward->n_rows * n);
+    }
+    forward_rig_close(&s);
+    return 0;
+}
+
+static int free_expected(void **state)
+{
+    (void)state;
+    alloc_free(expected);
+    return 0;
+}
+
+static void gpu_rig(struct forward_rig *s, const struct fake_gpu_options *options, uint64_t arena,
+                    uint64_t islands, const struct engine_split_rates *rates)
+{
+    struct err e = {.code = ERR_OK};
+    struct forward_rig_gpu gpu = {.islands_bytes = islands, .rates = *rates};
+    must(fake_gpu_open(options, &gpu.device, &e), &e);
+    rig_open(s, arena, &gpu);
+}
+
+static void fill(struct forward_rig *s)
+{
+    enum err_code code = ERR_OK;
+    while (engine_islands_idle(&s->islands, &code)) {
+    }
+    assert_int_equal(code, ERR_OK);
+}
+
+static void test_engine_islands_none_the_cpu_computes(void **state)
+{
+    (void)state;
+    for (int eager = 0; eager < 2; eager++) {
+        const struct fake_gpu_options o = {.eager = eager};
+        struct forward_rig s;
+        gpu_rig(&s, &o, 0, 0, &computes);
+        check_steps(&s);
+        forward_rig_close(&s);
+    }
+}
+
+static void test_engine_islands_copies_for_one_use(void **state)
+{
+    (void)state;
+    for (int eager = 0; eager < 2; eager++) {
+        const struct fake_gpu_options o = {.eager = eager, .no_pinning = eager};
+        struct forward_rig s;
+        gpu_rig(&s, &o, 0, 0, &copies);
+        check_steps(&s);
+        assert_true(s.islands.counts.copies > STEPS * s.model->shape.n_layer);
+        forward_rig_close(&s);
+    }
+}
+
+static void test_engine_islands_all_fit_the_host_sees_no_layer(void **state)
+{
+    (void)state;
+    const struct fake_gpu_options o = {.eager = false};
+    struct forward_rig s;
+    gpu_rig(&s, &o, 0, UINT64_MAX, &computes);
+    fill(&s);
+    for (uint32_t l = 0; l < s.model->shape.n_layer; l++)
+        assert_true(engine_islands_full(&s.islands, l));
+    const uint64_t copied = s.islands.counts.copies;
+    check_steps(&s);
+    assert_int_equal(s.islands.counts.copies, copied);
+    assert_int_equal(s.hybrid.cpu_ns, 0);
+    assert_int_equal(s.islands.row_hits[0], s.model->shape.n_layer * s.model->shape.n_expert_used);
+    forward_rig_close(&s);
+}
+
+static void test_engine_islands_every_budget_gives_the_same_bits(void **state)
+{
+    (void)state;
+    static const struct engine_split_rates *const rates[] = {&copies, &computes, &mixes};
+    for (uint64_t islands = 0; islands <= 8 * MIB; islands += 2 * MIB)
+        for (size_t r = 0; r < 3; r++)
+            for (uint64_t arena = 0; arena <= 2 * MIB; arena += MIB) {
+                const struct fake_gpu_options o = {.eager = islands % (4 * MIB) != 0,
+                                                   .no_arrange = arena == MIB};
+                struct forward_rig s;
+                gpu_rig(&s, &o, arena, islands, rates[r]);
+                if (r == 1)
+                    fill(&s);
+                check_steps(&s);
+                forward_rig_close(&s);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_engine_islands_none_the_cpu_computes),
+        cmocka_unit_test(test_engine_islands_copies_for_one_use),
+        cmocka_unit_test(test_engine_islands_all_fit_the_host_sees_no_layer),
+        cmocka_unit_test(test_engine_islands_every_budget_gives_the_same_bits),
+    };
+    return cmocka_run_group_tests(tests, set_expected, free_expected);
+}
