@@ -29,11 +29,24 @@ void bits_fill(struct bits_random *r, enum bits_kind kind, float *x, size_t n);
  * bounds. */
 void bits_blocks(struct bits_random *r, enum k_format format, void *blocks, size_t n_blocks);
 
-/* One backend at work, and buffers guarded at both ends. */
+/* One backend at work, and buffers guarded at both ends. Where the CPU does not see the device's
+ * memory, what bits_host gives is a copy, made at its first call and dropped with its buffer. */
+struct bits_mirror {
+    struct k_buffer *buffer;
+    uint8_t *copy;
+    size_t bytes; /* of the buffer */
+};
+enum {
+    BITS_MIRRORS = 128,
+    BITS_GUARD = 256 /* bytes before and behind; a span begins at this offset of its buffer */
+};
 struct bits_side {
     struct k_device *device;
     struct k_stream *stream;
     const struct k_ops *ops;
+    bool record; /* operations go through a recorded graph */
+    uint32_t n_mirrors;
+    struct bits_mirror mirror[BITS_MIRRORS];
 };
 
 struct bits_run {
@@ -42,10 +55,32 @@ struct bits_run {
     uint64_t compared; /* values */
     uint32_t passed, failed;
     bool full;
+    const char *only; /* kind of case, or NULL: all */
+    uint32_t cases;   /* of each kind; 0: as many as its table says */
+    bool device; /* a GPU is tried: larger and arranged shapes, room for more rows than there are */
 };
 
 struct k_span bits_span(struct bits_side *side, const void *bytes, size_t n); /* NULL: zeros */
-void *bits_host(struct k_span span);
+/* As bits_span, with zeros behind the n bytes up to `total`. */
+struct k_span bits_span_of(struct bits_side *side, const void *bytes, size_t n, size_t total);
+/* Weights in the order in which the side computes. */
+struct k_span bits_weights(struct bits_side *side, enum k_format format, uint32_t n_out,
+                           uint32_t n_in, const void *blocks);
+/* Arranges n_out x n_in weights that lie at both spans. False: an error. */
+bool bits_arrange(struct bits_side *side, struct k_span from, struct k_span to,
+                  enum k_format format, uint32_t n_out, uint32_t n_in);
+/* What the span holds once the operations so far have run; not to be written to. */
+const void *bits_host(struct bits_side *side, struct k_span span);
+/* Around operations: everything between runs directly or is recorded and replayed. bits_end waits;
+ * false: an error. */
+bool bits_begin(struct bits_side *side);
+bool bits_end(struct bits_side *side);
+/* True if an operation gave ERR_OK; else prints which did not. */
+bool bits_done(const struct bits_side *side, const char *what, enum err_code code);
+/* Rows that buffers have room for: n, or more where a GPU is tried. */
+uint32_t bits_max_rows(struct bits_run *run, uint32_t n);
+/* 1..n rows; now and then hundreds, where a GPU is tried. */
+uint32_t bits_some_rows(struct bits_run *run, uint32_t n);
 /* Frees, after looking at the guard bytes before and behind the n bytes asked for; false:
  * overwritten. */
 bool bits_drop(struct bits_side *side, struct k_span span, size_t n);

@@ -1,4 +1,14 @@
-/* bits [--quick | --full] [--seed N]: compares each level of this CPU with the reference. */
+/* Compares backends with the reference, bit for bit, over random shapes and inputs.
+ *   bits [--quick | --full] [--seed N]          each level of this CPU, 1 to 4 threads
+ *   bits --backend cuda [...]                   the GPU (islet-cuda.so of this build, or --file)
+ *   --only matmul --cases 2000                  one kind of case (see `cases`), so many of them
+ *   --file build/lib/islet-cuda.so              another shared object
+ * On a GPU a third of the cases is recorded as a graph and replayed, weights are arranged first, row
+ * counts lie below max_rows, and some cases have hundreds of rows. A kind needs the operations that
+ * it calls: matmul: quantise arrange matmul; experts: grouping quantise arrange moe_*; attention:
+ * kv_write attention; small: embed arrange add gather; router: router grouping. What failed is printed
+ * with its shape; the same --seed and --only repeat it. Exit 0 and "skip: no CUDA device" without
+ * one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,17 +28,25 @@ static const struct {
     {"experts", bits_experts, 150},     {"small", bits_small, 100},
     {"nonfinite", bits_nonfinite, 100},
 };
+static const size_t N_CASES = sizeof cases / sizeof cases[0];
+
+static bool stream_of(struct bits_side *side)
+{
+    struct err e = {0};
+    side->ops = k_ops(side->device);
+    if (side->ops->stream_new(side->device, &side->stream, &e) == ERR_OK)
+        return true;
+    printf("FAIL: %s\n", e.text);
+    return false;
+}
 
 static bool open_side(enum k_level level, uint32_t threads, struct bits_side *side)
 {
     struct err e = {0};
-    if (k_open(level, threads, &side->device, &e) != ERR_OK ||
-        k_ops(side->device)->stream_new(side->device, &side->stream, &e) != ERR_OK) {
-        printf("FAIL: %s\n", e.text);
-        return false;
-    }
-    side->ops = k_ops(side->device);
-    return true;
+    if (k_open(level, threads, &side->device, &e) == ERR_OK)
+        return stream_of(side);
+    printf("FAIL: %s\n", e.text);
+    return false;
 }
 
 static void close_side(struct bits_side *side)
@@ -84,6 +102,67 @@ static bool check_level_exp(struct bits_run *run)
     return true;
 }
 
+static bool is_wanted(const struct bits_run *run, size_t c)
+{
+    return run->only == NULL || strcmp(run->only, cases[c].name) == 0;
+}
+
+static uint32_t case_count(const struct bits_run *run, size_t c)
+{
+    return run->cases > 0 ? run->cases : (run->full ? 20 : 1) * cases[c].quick / ISLET_TEST_SHARE;
+}
+
+/* n cases of a kind, up to the first that differs. */
+static bool run_cases(struct bits_run *run, size_t c, uint32_t n)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < n && ok; i++) {
+        run->tried.record = run->device && bits_below(&run->random, 3) == 0;
+        ok = cases[c].run(run);
+        if (!ok)
+            printf("%s: case %u of %u%s\n", cases[c].name, i + 1, n,
+                   run->tried.record ? ", recorded and replayed" : "");
+    }
+    run->tried.record = false;
+    run->passed += ok;
+    run->failed += !ok;
+    return ok;
+}
+
+/* 0: nothing failed, or there is no GPU. */
+static int run_cuda(struct bits_run *run, const char *file)
+{
+    struct err e = {0};
+    const struct k_cuda_options options = {.file = file, .ordinal = -1};
+    const enum err_code code = k_open_cuda(&options, &run->tried.device, &e);
+    if (code == ERR_UNSUPPORTED) {
+        printf("skip: no CUDA device (%s)\n", e.text);
+        return 0;
+    }
+    if (code != ERR_OK) {
+        printf("FAIL: %s\n", e.text);
+        return 1;
+    }
+    if (!stream_of(&run->tried) || !open_side(K_LEVEL_REFERENCE, 1, &run->reference))
+        return 1;
+    printf("%s\n", run->tried.ops->describe(run->tried.device));
+    run->device = true;
+    for (size_t c = 0; c < N_CASES; c++) {
+        const uint64_t before = run->compared;
+        const uint32_t n = case_count(run, c);
+        if (!is_wanted(run, c))
+            continue;
+        const bool ok = run_cases(run, c, n);
+        printf("%s%s: %u cases, %llu values\n", ok ? "" : "FAIL: ", cases[c].name, n,
+               (unsigned long long)(run->compared - before));
+    }
+    close_side(&run->reference);
+    close_side(&run->tried);
+    printf("%llu values compared as bits\n", (unsigned long long)run->compared);
+    printf("%u passed, %u failed\n", run->passed, run->failed);
+    return run->failed != 0;
+}
+
 static void run_level(struct bits_run *run, enum k_level level, const char *name)
 {
     for (uint32_t threads = 1; threads <= 4; threads++) {
@@ -95,17 +174,12 @@ static void run_level(struct bits_run *run, enum k_level level, const char *name
             printf("FAIL: level %s was asked for and %s runs\n", name, run->tried.ops->name);
             run->failed++;
         }
-        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-            const uint32_t n = (run->full ? 20 : 1) * cases[c].quick / 4 / ISLET_TEST_SHARE;
-            bool ok = true;
-            for (uint32_t i = 0; i < n && ok; i++)
-                ok = cases[c].run(run);
-            run->passed += ok;
-            run->failed += !ok;
-            if (!ok)
+        for (size_t c = 0; c < N_CASES; c++) {
+            const uint32_t n = case_count(run, c) / 4;
+            if (is_wanted(run, c) && !run_cases(run, c, n == 0 ? 1 : n))
                 printf("FAIL: %s, level %s, %u threads\n", cases[c].name, name, threads);
         }
-        if (threads == 1) {
+        if (threads == 1 && run->only == NULL) {
             const bool ok = check_level_exp(run);
             run->passed += ok;
             run->failed += !ok;
@@ -115,23 +189,18 @@ static void run_level(struct bits_run *run, enum k_level level, const char *name
     printf("level %s: ran, 1 to 4 threads\n", name);
 }
 
-int main(int argc, char **argv)
+static bool is_kind(const char *name)
 {
-    uint64_t seed = 20261130;
-    struct bits_run run = {0};
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--full") == 0)
-            run.full = true;
-        else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
-            seed = strtoull(argv[++i], NULL, 0);
-        else if (strcmp(argv[i], "--quick") != 0) {
-            fprintf(stderr, "usage: bits [--quick | --full] [--seed N]\n");
-            return 2;
-        }
-    }
-    run.random.state = seed;
-    printf("seed %llu; levels of this CPU: %s\n", (unsigned long long)seed, k_levels_available());
-    if (!open_side(K_LEVEL_REFERENCE, 1, &run.reference))
+    for (size_t c = 0; c < N_CASES; c++)
+        if (strcmp(name, cases[c].name) == 0)
+            return true;
+    return false;
+}
+
+static int run_cpu(struct bits_run *run)
+{
+    printf("levels of this CPU: %s\n", k_levels_available());
+    if (!open_side(K_LEVEL_REFERENCE, 1, &run->reference))
         return 1;
     static const struct {
         enum k_level level;
@@ -140,21 +209,56 @@ int main(int argc, char **argv)
         {K_LEVEL_REFERENCE, "reference"}, {K_LEVEL_AVX2, "avx2"}, {K_LEVEL_AVX512, "avx512"}};
     for (size_t l = 1; l < 3; l++) {
         if (strstr(k_levels_available(), levels[l].name) != NULL)
-            run_level(&run, levels[l].level, levels[l].name);
+            run_level(run, levels[l].level, levels[l].name);
         else
             printf("level %s: skip, this CPU lacks it\n", levels[l].name);
     }
-    const bool seen = bits_mutation_is_seen(&run.random);
-    run.passed += seen;
-    run.failed += !seen;
+    const bool seen = bits_mutation_is_seen(&run->random);
+    run->passed += seen;
+    run->failed += !seen;
     printf("mutation (two accumulators instead of one): %s\n", seen ? "seen" : "FAIL: not seen");
     uint64_t n = 0;
-    const bool exp_ok = check_exp32(run.full, &n);
-    run.passed += exp_ok;
-    run.failed += !exp_ok;
+    const bool exp_ok = check_exp32(run->full, &n);
+    run->passed += exp_ok;
+    run->failed += !exp_ok;
     printf("exp32: %llu inputs, %s\n", (unsigned long long)n, exp_ok ? "monotonic" : "FAIL");
-    close_side(&run.reference);
-    printf("%llu values compared as bits\n", (unsigned long long)run.compared);
-    printf("%u passed, %u failed\n", run.passed, run.failed);
-    return run.failed != 0;
+    close_side(&run->reference);
+    printf("%llu values compared as bits\n", (unsigned long long)run->compared);
+    printf("%u passed, %u failed\n", run->passed, run->failed);
+    return run->failed != 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct bits_run run = {.random.state = 20261130};
+    const char *backend = "cpu", *file = NULL;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--full") == 0 || strcmp(argv[i], "--quick") == 0) {
+            run.full = argv[i][2] == 'f';
+            continue;
+        }
+        if (value != NULL && strcmp(argv[i], "--seed") == 0)
+            run.random.state = strtoull(value, NULL, 0);
+        else if (value != NULL && strcmp(argv[i], "--cases") == 0)
+            run.cases = (uint32_t)strtoul(value, NULL, 0);
+        else if (value != NULL && strcmp(argv[i], "--only") == 0 && is_kind(value))
+            run.only = value;
+        else if (value != NULL && strcmp(argv[i], "--file") == 0)
+            file = value;
+        else if (value != NULL && strcmp(argv[i], "--backend") == 0 &&
+                 (strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0))
+            backend = value;
+        else {
+            fprintf(stderr, "usage: bits [--backend cpu|cuda] [--file islet-cuda.so] [--quick | "
+                            "--full] [--seed N] [--cases N]\n            [--only KIND], kinds:");
+            for (size_t c = 0; c < N_CASES; c++)
+                fprintf(stderr, " %s", cases[c].name);
+            fprintf(stderr, "\n");
+            return 2;
+        }
+        i++;
+    }
+    printf("seed %llu\n", (unsigned long long)run.random.state);
+    return strcmp(backend, "cuda") == 0 ? run_cuda(&run, file) : run_cpu(&run);
 }

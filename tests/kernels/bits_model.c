@@ -24,12 +24,22 @@ struct pile {
     uint32_t count;
 };
 
-static struct k_span put(struct pile *p, const void *bytes, size_t n)
+static struct k_span keep(struct pile *p, struct k_span span, size_t n)
 {
-    const struct k_span span = bits_span(p->side, bytes, n);
     p->item[p->count].span = span;
     p->item[p->count++].n = n;
     return span;
+}
+
+static struct k_span put(struct pile *p, const void *bytes, size_t n)
+{
+    return keep(p, bits_span(p->side, bytes, n), n);
+}
+
+/* n bytes in a buffer for `total`. */
+static struct k_span put_of(struct pile *p, const void *bytes, size_t n, size_t total)
+{
+    return keep(p, bits_span_of(p->side, bytes, n, total), total);
 }
 
 static bool drop(struct pile *p)
@@ -40,15 +50,16 @@ static bool drop(struct pile *p)
     return ok;
 }
 
-static struct k_rows rows_of(struct pile *p, uint32_t n, const uint32_t *position,
+/* n rows in buffers for `room`. */
+static struct k_rows rows_of(struct pile *p, uint32_t n, uint32_t room, const uint32_t *position,
                              const uint32_t *sequence)
 {
-    struct k_rows rows = {.max_rows = n};
+    struct k_rows rows = {.max_rows = room};
     rows.n_rows = put(p, &n, sizeof n);
-    rows.token = put(p, NULL, n * 4);
-    rows.position = put(p, position, n * 4);
-    rows.sequence = put(p, sequence, n * 4);
-    rows.faults = put(p, NULL, n * 4);
+    rows.token = put(p, NULL, room * 4);
+    rows.position = put_of(p, position, n * 4, room * 4);
+    rows.sequence = put_of(p, sequence, n * 4, room * 4);
+    rows.faults = put(p, NULL, room * 4);
     return rows;
 }
 
@@ -57,7 +68,8 @@ struct attention_case {
     uint32_t n_head, length, sequences;
     float *q, *k, *v; /* [sequences * length] rows */
     uint32_t table[4 * 40];
-    uint32_t n_pages; /* of the pool */
+    uint32_t n_pages;   /* of the pool */
+    uint32_t room_over; /* 0, or rows that fit beyond those that are there */
 };
 
 /* Writes and attends to the rows of the case in chunks of `chunk` rows; y [rows][n_head * D],
@@ -81,25 +93,30 @@ static bool attend(struct bits_side *side, const struct attention_case *c, uint3
             sequence[i] = (first + i) % c->sequences;
         }
         struct pile p = {.side = side};
-        const struct k_rows rows = rows_of(&p, rows_n, position, sequence);
-        const struct k_span k = put(&p, c->k + first * kv_width, rows_n * kv_width * 4);
-        const struct k_span v = put(&p, c->v + first * kv_width, rows_n * kv_width * 4);
-        const struct k_span q = put(&p, c->q + first * q_width, rows_n * q_width * 4);
-        const struct k_span out = put(&p, NULL, rows_n * q_width * 4);
-        const struct k_span scratch =
-            put(&p, NULL,
-                side->ops->attention_bytes(side->device, c->n_head, dim, rows_n, kv.max_pages));
-        ok &= side->ops->kv_write(&(struct k_kv_write){rows, k, v, kv}, side->stream) == ERR_OK;
-        ok &= side->ops->attention(
-                  &(struct k_attention){rows, q, out, scratch, kv, c->n_head, 0.125f},
-                  side->stream) == ERR_OK;
-        memcpy(y + first * q_width, bits_host(out), rows_n * q_width * 4);
-        memcpy(faults + first, bits_host(rows.faults), rows_n * 4);
+        const uint32_t room = rows_n + c->room_over;
+        const struct k_rows rows = rows_of(&p, rows_n, room, position, sequence);
+        const size_t kv_bytes = rows_n * kv_width * 4, q_bytes = rows_n * q_width * 4;
+        const struct k_span k = put_of(&p, c->k + first * kv_width, kv_bytes, room * kv_width * 4);
+        const struct k_span v = put_of(&p, c->v + first * kv_width, kv_bytes, room * kv_width * 4);
+        const struct k_span q = put_of(&p, c->q + first * q_width, q_bytes, room * q_width * 4);
+        const struct k_span out = put(&p, NULL, room * q_width * 4);
+        const struct k_span scratch = put(
+            &p, NULL, side->ops->attention_bytes(side->device, c->n_head, dim, room, kv.max_pages));
+        ok &= bits_begin(side);
+        ok &= bits_done(side, "kv_write",
+                        side->ops->kv_write(&(struct k_kv_write){rows, k, v, kv}, side->stream));
+        ok &= bits_done(
+            side, "attention",
+            side->ops->attention(
+                &(struct k_attention){rows, q, out, scratch, kv, c->n_head, 0.125f}, side->stream));
+        ok &= bits_end(side);
+        memcpy(y + first * q_width, bits_host(side, out), rows_n * q_width * 4);
+        memcpy(faults + first, bits_host(side, rows.faults), rows_n * 4);
         ok &= drop(&p);
         free(position);
         free(sequence);
     }
-    const uint8_t *pages = bits_host(kv.pool);
+    const uint8_t *pages = bits_host(side, kv.pool);
     *ret_pages = UINT64_C(0xcbf29ce484222325);
     for (uint64_t i = 0; i < kv.page_bytes * c->n_pages; i++)
         *ret_pages = (*ret_pages ^ pages[i]) * UINT64_C(0x100000001b3);
@@ -137,6 +154,7 @@ bool bits_attention(struct bits_run *run)
     c.length =
         bits_below(r, 6) == 0 ? bits_between(r, 500, 700) / c.sequences : bits_between(r, 1, 150);
     c.kv.max_pages = 40;
+    c.room_over = run->device ? bits_below(r, 3) * bits_below(r, 6) : 0;
     const uint64_t layer = k_kv_layer_bytes(c.kv.type, c.kv.n_head_kv, c.kv.head_dim);
     c.kv.layer_offset = bits_below(r, 2) * layer;
     c.kv.page_bytes = (2 * layer + 63) / 64 * 64;
@@ -200,8 +218,9 @@ bool bits_attention(struct bits_run *run)
 bool bits_router(struct bits_run *run)
 {
     struct bits_random *r = &run->random;
-    const uint32_t n_expert = bits_between(r, 2, 200), n_rows = bits_between(r, 1, 40);
+    const uint32_t n_expert = bits_between(r, 2, 200), n_rows = bits_some_rows(run, 40);
     const uint32_t n_used = bits_between(r, 1, n_expert < 10 ? n_expert : 10);
+    const uint32_t room = bits_max_rows(run, n_rows);
     float *logits = must((size_t)n_expert * n_rows * 4);
     bits_fill(r, bits_below(r, BITS_SPIKES), logits, (size_t)n_expert * n_rows);
     if (bits_below(r, 3) == 0) /* ties, 0 and -0 among them */
@@ -212,35 +231,50 @@ bool bits_router(struct bits_run *run)
         logits[(size_t)bad * n_expert + bits_below(r, n_expert)] = bits_not_finite(r);
     struct bits_side *sides[2] = {&run->reference, &run->tried};
     struct pile p[2] = {{.side = sides[0]}, {.side = sides[1]}};
-    struct k_span ids[2], weights[2], order[2], groups[2];
+    struct k_span ids[2], weights[2], order[2], groups[2], n_groups[2];
     const bool normalise = bits_next(r) & 1;
     const float scale = bits_next(r) & 1 ? 1.0f : 2.5f;
     bool ok = true;
     for (int s = 0; s < 2; s++) {
         const struct k_ops *ops = sides[s]->ops;
-        const struct k_rows rows = rows_of(&p[s], n_rows, NULL, NULL);
-        const struct k_span in = put(&p[s], logits, (size_t)n_expert * n_rows * 4);
-        const size_t pairs = (size_t)n_rows * n_used;
+        const struct k_rows rows = rows_of(&p[s], n_rows, room, NULL, NULL);
+        const struct k_span in =
+            put_of(&p[s], logits, (size_t)n_expert * n_rows * 4, (size_t)n_expert * room * 4);
+        const size_t pairs = (size_t)room * n_used;
         ids[s] = put(&p[s], NULL, pairs * 4);
         weights[s] = put(&p[s], NULL, pairs * 4);
         order[s] = put(&p[s], NULL, pairs * 4);
         groups[s] = put(&p[s], NULL, (size_t)n_expert * sizeof(struct k_group));
-        const struct k_span n_groups = put(&p[s], NULL, 4);
-        ok &= ops->router(&(struct k_router){rows, in, ids[s], weights[s], n_expert, n_used,
-                                             normalise, scale},
-                          sides[s]->stream) == ERR_OK;
-        ok &= bits_only_fault("router", bits_host(rows.faults), n_rows, bad);
-        ok &= ops->grouping(&(struct k_grouping){rows, ids[s], n_groups, groups[s], order[s],
-                                                 n_expert, n_used},
-                            sides[s]->stream) == ERR_OK;
+        n_groups[s] = put(&p[s], NULL, 4);
+        ok &= bits_begin(sides[s]);
+        ok &= bits_done(sides[s], "router",
+                        ops->router(&(struct k_router){rows, in, ids[s], weights[s], n_expert,
+                                                       n_used, normalise, scale},
+                                    sides[s]->stream));
+        ok &= bits_done(sides[s], "grouping",
+                        ops->grouping(&(struct k_grouping){rows, ids[s], n_groups[s], groups[s],
+                                                           order[s], n_expert, n_used},
+                                      sides[s]->stream));
+        ok &= bits_end(sides[s]);
+        ok &= bits_only_fault("router", bits_host(sides[s], rows.faults), n_rows, bad);
     }
     const size_t pairs = (size_t)n_rows * n_used;
-    ok = ok && bits_equal(run, "router ids", bits_host(ids[0]), bits_host(ids[1]), pairs);
-    ok = ok &&
-         bits_equal(run, "router weights", bits_host(weights[0]), bits_host(weights[1]), pairs);
-    ok = ok && bits_equal(run, "grouping order", bits_host(order[0]), bits_host(order[1]), pairs);
-    ok = ok && bits_equal(run, "groups", bits_host(groups[0]), bits_host(groups[1]),
-                          (size_t)n_expert * 3);
+    const struct {
+        const char *what;
+        struct k_span *span;
+        size_t n;
+    } result[] = {
+        {"router ids", ids, pairs}, {"router weights", weights, pairs}, {"groups", n_groups, 1}};
+    for (size_t i = 0; i < sizeof result / sizeof result[0] && ok; i++)
+        ok = bits_equal(run, result[i].what, bits_host(sides[0], result[i].span[0]),
+                        bits_host(sides[1], result[i].span[1]), result[i].n);
+    const uint32_t n = *(const uint32_t *)bits_host(sides[0], n_groups[0]);
+    ok = ok && bits_equal(run, "grouping order", bits_host(sides[0], order[0]),
+                          bits_host(sides[1], order[1]), pairs);
+    ok = ok && bits_equal(run, "groups", bits_host(sides[0], groups[0]),
+                          bits_host(sides[1], groups[1]), (size_t)n * 3);
+    if (!ok)
+        printf("router: %u of %u experts, %u rows of %u\n", n_used, n_expert, n_rows, room);
     ok &= drop(&p[0]);
     ok &= drop(&p[1]);
     free(logits);
@@ -249,22 +283,42 @@ bool bits_router(struct bits_run *run)
 
 struct expert_case {
     enum k_format gate, up, down;
-    uint32_t n_embd, n_ff, n_expert, n_used, n_rows;
+    uint32_t n_embd, n_ff, n_expert, n_used, n_rows, room;
     uint32_t *ids;
     float *weights, *x;
     uint8_t *arena;
     uint64_t *slots, arena_bytes;
 };
 
-static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t n_rows)
+static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t n_rows,
+                           uint32_t room)
 {
     struct k_act act = {.n = n};
-    act.f32 = put(p, x, (size_t)n * n_rows * 4);
+    act.f32 = put_of(p, x, (size_t)n * n_rows * 4, (size_t)n * room * 4);
     if (n % 32 == 0)
-        act.q32 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q32, n, n_rows));
+        act.q32 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q32, n, room));
     if (n % 256 == 0)
-        act.q256 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q256, n, n_rows));
+        act.q256 = put(p, NULL, p->side->ops->act_bytes(K_FORM_Q256, n, room));
     return act;
+}
+
+/* The arena, each slice in the order in which the side computes. */
+static struct k_span arena_of(struct pile *p, const struct expert_case *c)
+{
+    const enum k_format of[3] = {c->gate, c->up, c->down};
+    const struct k_span arena = put(p, c->arena, c->arena_bytes);
+    if (p->side->ops->arrange == NULL)
+        return arena;
+    const struct k_span arranged = put(p, NULL, c->arena_bytes);
+    for (uint32_t i = 0; i < 3 * c->n_expert; i++) {
+        const struct k_span from = {arena.buffer, arena.offset + c->slots[i]},
+                            to = {arranged.buffer, arranged.offset + c->slots[i]};
+        const bool down = i % 3 == 2;
+        if (!bits_arrange(p->side, from, to, of[i % 3], down ? c->n_embd : c->n_ff,
+                          down ? c->n_ff : c->n_embd))
+            exit(1);
+    }
+    return arranged;
 }
 
 /* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is
@@ -274,42 +328,58 @@ static bool experts_on(struct bits_side *side, const struct expert_case *c, bool
 {
     struct pile p = {.side = side};
     const struct k_ops *ops = side->ops;
-    const uint32_t pairs = c->n_rows * c->n_used;
-    const struct k_rows rows = rows_of(&p, c->n_rows, NULL, NULL);
-    const struct k_span ids = put(&p, c->ids, pairs * 4), weights = put(&p, c->weights, pairs * 4);
-    const struct k_span order = put(&p, NULL, pairs * 4), n_groups = put(&p, NULL, 4);
+    const uint32_t pairs = c->n_rows * c->n_used * 4, room = c->room * c->n_used;
+    const struct k_rows rows = rows_of(&p, c->n_rows, c->room, NULL, NULL);
+    const struct k_span ids = put_of(&p, c->ids, pairs, room * 4),
+                        weights = put_of(&p, c->weights, pairs, room * 4);
+    const struct k_span order = put(&p, NULL, room * 4), n_groups = put(&p, NULL, 4);
     const struct k_span groups = put(&p, NULL, c->n_expert * sizeof(struct k_group));
-    bool ok = ops->grouping(
-                  &(struct k_grouping){rows, ids, n_groups, groups, order, c->n_expert, c->n_used},
-                  side->stream) == ERR_OK;
-    const struct k_act x = act_of(&p, c->x, c->n_embd, c->n_rows),
-                       h = act_of(&p, NULL, c->n_ff, pairs);
-    ok &= ops->quantise(&(struct k_quantise){rows, x}, side->stream) == ERR_OK;
-    const struct k_span arena = put(&p, c->arena, c->arena_bytes);
-    const struct k_span slots = put(&p, c->slots, (size_t)c->n_expert * 24);
+    const struct k_act x = act_of(&p, c->x, c->n_embd, c->n_rows, c->room),
+                       h = act_of(&p, NULL, c->n_ff, 0, room);
+    bool ok = bits_begin(side);
+    ok &= bits_done(side, "grouping",
+                    ops->grouping(&(struct k_grouping){rows, ids, n_groups, groups, order,
+                                                       c->n_expert, c->n_used},
+                                  side->stream));
+    ok &= bits_done(side, "quantise", ops->quantise(&(struct k_quantise){rows, x}, side->stream));
+    ok &= bits_end(side);
+    const struct k_span arena = arena_of(&p, c);
+    uint64_t places[3 * 12];
     for (uint32_t i = 0; i < 3 * c->n_expert; i++)
-        ((uint64_t *)bits_host(slots))[i] += arena.offset;
+        places[i] = c->slots[i] + arena.offset;
+    const struct k_span slots = put(&p, places, (size_t)c->n_expert * 24);
     const struct k_experts experts = {arena.buffer, slots,   c->gate,     c->up,    c->down,
                                       c->n_embd,    c->n_ff, c->n_expert, c->n_used};
-    const struct k_span out = put(&p, NULL, (size_t)pairs * c->n_embd * 4);
-    const struct k_span sum = put(&p, c->x, (size_t)c->n_rows * c->n_embd * 4);
-    const uint32_t n = *(const uint32_t *)bits_host(n_groups), half = n / 2;
+    const struct k_span out = put(&p, NULL, (size_t)room * c->n_embd * 4);
+    const struct k_span sum =
+        put_of(&p, c->x, (size_t)c->n_rows * c->n_embd * 4, (size_t)c->room * c->n_embd * 4);
+    const uint32_t n = *(const uint32_t *)bits_host(side, n_groups), half = n / 2;
+    struct k_span n_selected[2], list[2];
     for (int part = 0; part < 2; part++) {
-        uint32_t selected[256], count = 0;
+        uint32_t selected[16], count = 0;
         for (uint32_t i = part ? half : 0; i < (part ? n : half); i++)
             selected[count++] = backwards ? n - 1 - i : i;
-        const struct k_span n_selected = put(&p, &count, 4), list = put(&p, selected, count * 4);
-        ok &= ops->moe_gate_up(
-                  &(struct k_moe_gate_up){rows, experts, groups, order, n_selected, list, x, h},
-                  side->stream) == ERR_OK;
-        ok &= ops->moe_down(
-                  &(struct k_moe_down){rows, experts, groups, order, n_selected, list, h, out},
-                  side->stream) == ERR_OK;
+        n_selected[part] = put(&p, &count, 4);
+        list[part] = put_of(&p, selected, count * 4, c->n_expert * 4);
     }
-    ok &= ops->moe_sum(&(struct k_moe_sum){rows, weights, out, sum, c->n_embd, c->n_used},
-                       side->stream) == ERR_OK;
-    memcpy(y, bits_host(sum), (size_t)c->n_rows * c->n_embd * 4);
-    memcpy(faults, bits_host(rows.faults), c->n_rows * 4);
+    ok &= bits_begin(side);
+    for (int part = 0; part < 2; part++) {
+        ok &=
+            bits_done(side, "moe_gate_up",
+                      ops->moe_gate_up(&(struct k_moe_gate_up){rows, experts, groups, order,
+                                                               n_selected[part], list[part], x, h},
+                                       side->stream));
+        ok &= bits_done(side, "moe_down",
+                        ops->moe_down(&(struct k_moe_down){rows, experts, groups, order,
+                                                           n_selected[part], list[part], h, out},
+                                      side->stream));
+    }
+    ok &= bits_done(side, "moe_sum",
+                    ops->moe_sum(&(struct k_moe_sum){rows, weights, out, sum, c->n_embd, c->n_used},
+                                 side->stream));
+    ok &= bits_end(side);
+    memcpy(y, bits_host(side, sum), (size_t)c->n_rows * c->n_embd * 4);
+    memcpy(faults, bits_host(side, rows.faults), c->n_rows * 4);
     return drop(&p) && ok;
 }
 
@@ -327,6 +397,9 @@ bool bits_experts(struct bits_run *run)
     c.n_expert = bits_between(r, 2, 12);
     c.n_used = bits_between(r, 1, c.n_expert < 4 ? c.n_expert : 4);
     c.n_rows = bits_below(r, 2) ? bits_between(r, 1, 3) : bits_between(r, 1, 64);
+    if (run->device && bits_below(r, 24) == 0)
+        c.n_rows = bits_between(r, 65, 300);
+    c.room = bits_max_rows(run, c.n_rows);
     const uint32_t pairs = c.n_rows * c.n_used;
     c.ids = must(pairs * 4);
     c.weights = must(pairs * 4);
@@ -345,14 +418,16 @@ bool bits_experts(struct bits_run *run)
     const uint64_t slice[3] = {k_format_bytes(c.gate, c.n_ff, c.n_embd),
                                k_format_bytes(c.up, c.n_ff, c.n_embd),
                                k_format_bytes(c.down, c.n_embd, c.n_ff)};
-    c.arena_bytes = (slice[0] + slice[1] + slice[2] + 3 * sizeof(float)) * c.n_expert;
+    const uint64_t grain = run->device ? 256 : sizeof(float);
+    c.arena_bytes = (slice[0] + slice[1] + slice[2] + 3 * grain) * c.n_expert;
     c.arena = must(c.arena_bytes);
     c.slots = must((size_t)c.n_expert * 24);
     uint64_t at = 0;
     for (uint32_t e = c.n_expert; e-- > 0;)
         for (int k = 0; k < 3; k++) {
-            if (of[k] == K_F32) /* floats are aligned, which blocks need not be */
-                at = (at + sizeof(float) - 1) / sizeof(float) * sizeof(float);
+            /* On a device each slice is aligned; on the CPU floats are, which blocks need not be. */
+            if (run->device || of[k] == K_F32)
+                at = (at + grain - 1) / grain * grain;
             c.slots[3 * e + (uint32_t)k] = at;
             bits_blocks(r, of[k], c.arena + at, slice[k] / k_format_block_bytes(of[k]));
             at += slice[k];
@@ -369,8 +444,8 @@ bool bits_experts(struct bits_run *run)
             y_ref[i] = y[i] = 0.0f;
     ok = ok && same_rows(run, "experts", y_ref, y, faults_ref, faults, c.n_embd, c.n_rows);
     if (!ok)
-        printf("experts: formats %d %d %d, %u x %u, %u experts, top %u, %u rows\n", c.gate, c.up,
-               c.down, c.n_embd, c.n_ff, c.n_expert, c.n_used, c.n_rows);
+        printf("experts: formats %d %d %d, %u x %u, %u experts, top %u, %u rows of %u\n", c.gate,
+               c.up, c.down, c.n_embd, c.n_ff, c.n_expert, c.n_used, c.n_rows, c.room);
     free(c.ids);
     free(c.weights);
     free(c.x);

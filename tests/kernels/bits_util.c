@@ -5,11 +5,9 @@
 #include "bits.h"
 #include "k_float.h"
 #include "k_format.h"
-#include "k_host.h"
 #include "k_ref.h"
 
 enum {
-    GUARD = 64,
     GUARD_BYTE = 0xa5
 };
 
@@ -106,40 +104,148 @@ void bits_blocks(struct bits_random *r, enum k_format format, void *blocks, size
     }
 }
 
-void *bits_host(struct k_span span)
+static struct bits_mirror *mirror_of(struct bits_side *side, const struct k_buffer *buffer)
 {
-    return k_host_at(span);
+    for (uint32_t i = 0; i < side->n_mirrors; i++)
+        if (side->mirror[i].buffer == buffer)
+            return &side->mirror[i];
+    printf("a buffer of another side\n");
+    abort();
+}
+
+static void *must(size_t n)
+{
+    void *p = calloc(1, n);
+    if (p == NULL)
+        abort();
+    return p;
+}
+
+const void *bits_host(struct bits_side *side, struct k_span span)
+{
+    uint8_t *host = side->ops->buffer_host(span.buffer);
+    if (host != NULL)
+        return host + span.offset;
+    struct bits_mirror *m = mirror_of(side, span.buffer);
+    if (m->copy == NULL) {
+        m->copy = must(m->bytes);
+        side->ops->download(side->stream, m->copy, (struct k_span){span.buffer, 0}, m->bytes);
+        if (side->ops->wait(side->stream) != ERR_OK) {
+            struct err why = {0};
+            (void)side->ops->lost(side->device, &why);
+            printf("the device failed: %s\n", why.text);
+            exit(1);
+        }
+    }
+    return m->copy + span.offset;
+}
+
+struct k_span bits_span_of(struct bits_side *side, const void *bytes, size_t n, size_t total)
+{
+    struct k_span span = {0};
+    struct err e = {0};
+    const size_t all = total + 2 * BITS_GUARD;
+    if (side->ops->buffer_new(side->device, all, &span.buffer, &e) != ERR_OK) {
+        printf("%s\n", e.text);
+        exit(1);
+    }
+    if (side->n_mirrors == BITS_MIRRORS)
+        abort();
+    side->mirror[side->n_mirrors++] = (struct bits_mirror){.buffer = span.buffer, .bytes = all};
+    uint8_t *image = must(all);
+    memset(image, GUARD_BYTE, BITS_GUARD);
+    if (bytes != NULL && n > 0)
+        memcpy(image + BITS_GUARD, bytes, n);
+    memset(image + BITS_GUARD + total, GUARD_BYTE, BITS_GUARD);
+    side->ops->upload(side->stream, span, image, all);
+    free(image);
+    span.offset = BITS_GUARD;
+    return span;
 }
 
 struct k_span bits_span(struct bits_side *side, const void *bytes, size_t n)
 {
-    struct k_span span = {0};
-    struct err e = {0};
-    if (side->ops->buffer_new(side->device, n + 2 * GUARD, &span.buffer, &e) != ERR_OK) {
-        printf("%s\n", e.text);
-        exit(1);
-    }
-    span.offset = GUARD;
-    uint8_t *host = bits_host(span);
-    if (bytes != NULL && n > 0)
-        memcpy(host, bytes, n);
-    memset(host - GUARD, GUARD_BYTE, GUARD);
-    memset(host + n, GUARD_BYTE, GUARD);
-    return span;
+    return bits_span_of(side, bytes, n, n);
 }
 
 bool bits_drop(struct bits_side *side, struct k_span span, size_t n)
 {
     bool ok = true;
-    if (span.buffer != NULL) {
-        const uint8_t *first = bits_host(span);
-        for (int i = 0; i < GUARD; i++)
-            ok &= (first - GUARD)[i] == GUARD_BYTE && first[n + (size_t)i] == GUARD_BYTE;
-        if (!ok)
-            printf("bytes around a buffer of %zu bytes were overwritten\n", n);
-        side->ops->buffer_free(span.buffer);
-    }
+    if (span.buffer == NULL)
+        return true;
+    const uint8_t *first = bits_host(side, span);
+    for (int i = 0; i < BITS_GUARD; i++)
+        ok &= (first - BITS_GUARD)[i] == GUARD_BYTE && first[n + (size_t)i] == GUARD_BYTE;
+    if (!ok)
+        printf("bytes around a buffer of %zu bytes were overwritten\n", n);
+    struct bits_mirror *m = mirror_of(side, span.buffer);
+    free(m->copy);
+    *m = side->mirror[--side->n_mirrors];
+    side->ops->buffer_free(span.buffer);
     return ok;
+}
+
+bool bits_done(const struct bits_side *side, const char *what, enum err_code code)
+{
+    if (code != ERR_OK)
+        printf("%s of %s: %s\n", what, side->ops->name, err_code_name(code));
+    return code == ERR_OK;
+}
+
+bool bits_arrange(struct bits_side *side, struct k_span from, struct k_span to,
+                  enum k_format format, uint32_t n_out, uint32_t n_in)
+{
+    return bits_done(
+        side, "arrange",
+        side->ops->arrange(&(struct k_arrange){from, to, format, n_out, n_in}, side->stream));
+}
+
+struct k_span bits_weights(struct bits_side *side, enum k_format format, uint32_t n_out,
+                           uint32_t n_in, const void *blocks)
+{
+    const uint64_t bytes = k_format_bytes(format, n_out, n_in);
+    const struct k_span file = bits_span(side, blocks, bytes);
+    if (side->ops->arrange == NULL)
+        return file;
+    const struct k_span span = bits_span(side, NULL, bytes);
+    if (!bits_arrange(side, file, span, format, n_out, n_in) || !bits_drop(side, file, bytes))
+        exit(1);
+    return span;
+}
+
+bool bits_begin(struct bits_side *side)
+{
+    return !side->record ||
+           bits_done(side, "capture_begin", side->ops->capture_begin(side->stream));
+}
+
+bool bits_end(struct bits_side *side)
+{
+    bool ok = true;
+    struct k_graph *graph = NULL;
+    if (side->record)
+        ok = bits_done(side, "capture_end", side->ops->capture_end(side->stream, &graph)) &&
+             bits_done(side, "replay", side->ops->replay(graph, side->stream));
+    ok &= bits_done(side, "wait", side->ops->wait(side->stream));
+    if (graph != NULL)
+        side->ops->graph_free(graph);
+    return ok;
+}
+
+uint32_t bits_some_rows(struct bits_run *run, uint32_t n)
+{
+    return run->device && bits_below(&run->random, 16) == 0 ? bits_between(&run->random, 65, 600)
+                                                            : bits_between(&run->random, 1, n);
+}
+
+uint32_t bits_max_rows(struct bits_run *run, uint32_t n)
+{
+    if (!run->device || bits_below(&run->random, 3) == 0)
+        return n;
+    uint32_t room = 1;
+    while (room < n)
+        room *= 2;
+    return bits_below(&run->random, 4) == 0 ? 2 * room : room;
 }
 
 bool bits_equal(struct bits_run *run, const char *what, const float *a, const float *b, size_t n)
