@@ -64,11 +64,13 @@ K_CUDA_WARP_INLINE float k_cuda_warp_of_int(int32_t i)
     return k_float_sub(k_float_of_bits(0x4b400000u + (uint32_t)i), 12582912.0f);
 }
 
-/* The four int8 of a word whose sign bits are flipped (w ^ 0x80808080). */
-template <int BYTE> K_CUDA_WARP_INLINE float k_cuda_warp_of_byte(uint32_t flipped)
+/* The four int8 of a word, likewise. */
+K_CUDA_WARP_INLINE void k_cuda_warp_of_bytes(uint32_t word, float ret[4])
 {
-    return k_float_sub(k_float_of_bits(__byte_perm(flipped, 0x4b000000u, 0x7650u + BYTE)),
-                       8388736.0f); /* 2^23 + 128 */
+    const uint32_t flipped = word ^ 0x80808080u;
+    for (uint32_t i = 0; i < 4; i++) /* 2^23 + 128 + the byte */
+        ret[i] = k_float_sub(k_float_of_bits(__byte_perm(flipped, 0x4b000000u, 0x7440u + i)),
+                             8388736.0f);
 }
 
 /* Starts a copy of 16 bytes into shared memory; k_cuda_warp_copied waits for this thread's. */
