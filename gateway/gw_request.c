@@ -123,7 +123,7 @@ static void run_sampling(const struct gw_chat_request *ask, struct proto_run *ru
     run->temperature = ask->top_p > 0 ? (float)ask->temperature : 0;
     run->top_p = ask->top_p > 0 ? (float)ask->top_p : 1;
     run->min_p = (float)ask->min_p;
-    run->top_k = (int32_t)ask->top_k;
+    run->top_k = ask->top_k < INT32_MAX ? (int32_t)ask->top_k : INT32_MAX;
     run->presence = (float)ask->presence_penalty;
     run->frequency = (float)ask->frequency_penalty;
     run->repeat = (float)ask->repeat_penalty;
@@ -157,7 +157,10 @@ bool gw_request_run(const struct gw_request_choice *c, struct buf *scratch, stru
     run.bias = (const struct proto_bias *)(const void *)scratch->data;
     run.n_bias = (uint16_t)(bias_bytes / sizeof(struct proto_bias));
     run.tokens = (const uint32_t *)(const void *)(scratch->data + bias_bytes);
-    run.max_new = q->ask.max_new < 0 ? PROTO_MAX_NEW_ALL : (uint32_t)q->ask.max_new;
+    /* More than fits is cut to what fits. */
+    run.max_new = q->ask.max_new < 0 || q->ask.max_new >= PROTO_MAX_NEW_ALL
+                      ? PROTO_MAX_NEW_ALL
+                      : (uint32_t)q->ask.max_new;
     run_sampling(&q->ask, &run);
     if (ends) {
         run.n_end = q->n_end;

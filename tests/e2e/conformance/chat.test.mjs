@@ -39,11 +39,18 @@ test('W29 model', async () => {
     assert.equal(r.status, 200);
     assert.equal(r.json.model, id);
   }
-  const e = await refused({ ...C, model: 'x' }, 404, 'model_not_found');
+  const e = await refused({ ...C, model: 'x' }, 404, 'model_not_found', 'model');
   assert.ok(e.message.includes(id), e.message);
+  assert.equal(e.type, 'invalid_request_error');
   const aliased = await startServer({ set: { 'model.alias': 'gpt-x, org/name:tag' } });
   try {
     for (const model of ['gpt-x', 'org/name:tag']) assert.equal((await chat(aliased, { ...C, model })).json.model, id);
+    const unknown = await chat(aliased, { ...C, model: 'gpt-y' });
+    assert.equal(unknown.status, 404);
+    for (const name of [id, 'gpt-x', 'org/name:tag']) assert.ok(unknown.json.error.message.includes(name), unknown.json.error.message);
+    const [m] = (await (await aliased.get('/v1/models')).json()).data;
+    assert.deepEqual(m.aliases, ['gpt-x', 'org/name:tag']);
+    for (const name of ['gpt-x', 'org/name:tag', 'org%2Fname:tag', 'org%2Fname%3Atag']) assert.deepEqual(await (await aliased.get(`/v1/models/${name}`)).json(), m);
   } finally {
     await aliased.stop();
   }
@@ -57,7 +64,9 @@ test('W30 messages', async () => {
   await refused({ ...C, messages: [{ role: 'user', content: null }] }, 400, 'missing_field', 'messages[0].content');
   await refused({ ...C, messages: [{ role: 'user' }] }, 400, 'missing_field', 'messages[0].content');
   const about = (m) => promptOf({ messages: [{ role: 'user', content: 'a' }, m, { role: 'user', content: 'b' }] });
+  assert.equal((await chat(server, { ...C, messages: Array(4096).fill({ role: 'user', content: '' }) })).json.error.code, 'context_length_exceeded', '4,096 are counted, not refused');
   const empty = await about({ role: 'assistant', content: '' });
+  assert.equal(await about({ role: 'assistant', content: [] }), empty);
   assert.equal(await about({ role: 'assistant', content: null }), empty);
   assert.equal(await about({ role: 'assistant' }), empty);
 });
@@ -73,6 +82,7 @@ test('W31 parts', async () => {
 test('W32 developer and system', async () => {
   const of = (role) => promptOf({ messages: [{ role, content: 'Answer briefly.' }, { role: 'user', content: 'a' }] });
   assert.equal(await of('developer'), await of('system'));
+  assert.ok((await of('system')).includes('Answer briefly.'));
 });
 
 test('W32 a strict template: system in the middle is merged in front', async () => {
@@ -111,13 +121,17 @@ test('W33 a final assistant message is continued', async () => {
 });
 
 test('W34 max_tokens', async () => {
-  const fresh = ask('How do I make pancakes?', { max_tokens: 0 });
+  const fresh = ask(`${'The harbour was quiet. '.repeat(20)}How do I make pancakes?`, { max_tokens: 0 });
   const zero = await chat(server, fresh);
   assert.equal(zero.content, '');
   assert.equal(zero.json.choices[0].finish_reason, 'length');
   assert.equal(zero.json.usage.completion_tokens, 0);
+  const cached = (r) => r.json.usage.prompt_tokens_details.cached_tokens;
   const warm = await chat(server, { ...fresh, max_tokens: 1 });
-  assert.ok(warm.json.usage.prompt_tokens_details.cached_tokens >= 0);
+  assert.ok(cached(warm) > 2 * cached(zero) && cached(warm) > 64, `${cached(zero)}, then ${cached(warm)} cached`);
+  const none = await stream(server, { ...fresh, stream_options: { include_usage: true } });
+  assert.deepEqual(none.list.map((e) => e.choices[0]?.delta), [{ role: 'assistant', content: '' }, {}, undefined]);
+  assert.equal(none.finish, 'length');
   assert.equal((await chat(server, { ...norway, max_tokens: -1 })).content, answer);
   const both = await chat(server, { ...norway, max_tokens: 1, max_completion_tokens: 3, n_predict: 2 });
   assert.equal(both.json.usage.completion_tokens, 3);
@@ -125,6 +139,9 @@ test('W34 max_tokens', async () => {
   assert.equal(cut.json.choices[0].finish_reason, 'length');
   assert.equal(cut.json.usage.islet.context_full, true);
   assert.equal(cut.json.usage.total_tokens, 2048);
+  const short = await chat(server, { ...norway, max_tokens: 2 });
+  assert.equal(short.json.usage.islet.context_full, false);
+  assert.equal((await chat(server, { ...norway, max_tokens: 2 ** 53 - 1 })).content, answer, 'more than any context is cut too');
 });
 
 test('W35 the context', async () => {
@@ -135,6 +152,13 @@ test('W35 the context', async () => {
   assert.equal(r.json.error.n_ctx, 2048);
   assert.equal(r.json.error.n_prompt_tokens, 2048);
   assert.match(r.json.error.message, /maximum context length is 2048 tokens/);
+  const more = await post('/v1/completions', { ...ids(2060), stream: true });
+  assert.equal(more.status, 400);
+  assert.match(more.json.error.message, /maximum context length is 2048 tokens.*2060 tokens/);
+  assert.deepEqual([more.json.error.n_prompt_tokens, more.json.error.n_ctx, more.json.error.type], [2060, 2048, 'invalid_request_error']);
+  const said = await post('/v1/chat/completions', ask('word '.repeat(3000)));
+  assert.deepEqual([said.status, said.json.error.code, said.json.error.n_ctx], [400, 'context_length_exceeded', 2048]);
+  assert.ok(said.json.error.message.includes(`${said.json.error.n_prompt_tokens} tokens`));
   const last = await post('/v1/completions', ids(2047));
   assert.equal(last.status, 200, JSON.stringify(last.json));
   assert.equal(last.json.usage.completion_tokens, 1);
@@ -155,6 +179,11 @@ test('W36 seed', async () => {
   const minus = [await at(-1), await at(-1)];
   assert.notEqual(minus[0].headers['x-islet-seed'], minus[1].headers['x-islet-seed']);
   await refused({ ...C, seed: -2 }, 400, 'invalid_value', 'seed');
+  assert.equal((await rawPost(server, '/v1/chat/completions', JSON.stringify(C).replace('{', '{"seed":9223372036854775808,'))).status, 400);
+  assert.ok(Number(free.headers['x-islet-seed']) < 2 ** 53);
+  const streamed = await stream(server, { ...story, seed: 5, max_tokens: 32 });
+  assert.equal(streamed.headers['x-islet-seed'], '5');
+  assert.equal(streamed.content, a.content);
   const greedy = [await chat(server, { ...norway, seed: 1 }), await chat(server, { ...norway, seed: 2 })];
   assert.equal(greedy[0].content, greedy[1].content);
 });
@@ -178,6 +207,11 @@ test('W37 n', async () => {
     assert.equal(c.finishes, 1);
   }
   await refused({ ...C, n: 9 }, 400, 'invalid_value', 'n');
+  const one = await chat(server, { ...story, seed: 100, max_tokens: 1 });
+  assert.equal(all.json.usage.prompt_tokens, one.json.usage.prompt_tokens, 'the prompt counts once');
+  // Behind the largest seed comes 0.
+  const wrapped = await rawPost(server, '/v1/chat/completions', JSON.stringify({ ...story, n: 2, max_tokens: 20 }).replace('{', '{"seed":9223372036854775807,'));
+  assert.equal(JSON.parse(wrapped.body).choices[1].message.content, (await chat(server, { ...story, seed: 0, max_tokens: 20 })).content);
 });
 
 describe('W38 stop', () => {
@@ -185,6 +219,9 @@ describe('W38 stop', () => {
     ['string', 'Norway', 'The capital of ', 'Norway'], ['array', ['Oslo', 'capital'], 'The ', 'capital'], ['across tokens', ' of Nor', 'The capital', ' of Nor'],
     ['earliest wins', ['Oslo', 'of'], 'The capital ', 'of'], ['then the longest', ['cap', 'capital'], 'The ', 'capital'], ['partial at the end', 'Oslo.?', answer, null],
     ['empty ones are dropped', ['', 'Oslo'], 'The capital of Norway is ', 'Oslo'], ['at the first byte', 'T', '', 'T'],
+    ['one that begins earlier and ends later', ['Nor', 'of Norway is'], 'The capital ', 'of Norway is'], ['one that begins earlier and does not come', ['of Norway was', 'Nor'], 'The capital of ', 'Nor'],
+    ['inside another', ['capital of', 'pit'], 'The ', 'capital of'], ['longer than the text', `${answer} `, answer, null], ['the whole text', answer, '', answer],
+    ['none', [], answer, null], ['only empty ones', ['', ''], answer, null],
   ];
   for (const [name, stop, expected, reason] of cases) {
     test(name, async () => {
@@ -197,6 +234,7 @@ describe('W38 stop', () => {
       assert.equal(s.stopReason, reason);
     });
   }
+  test('seventeen are not', () => refused({ ...norway, stop: Array(17).fill('a') }, 400, 'invalid_value', 'stop'));
   test('sixteen are fine', async () => assert.equal((await chat(server, { ...norway, stop: Array.from({ length: 16 }, (_, i) => `zz${i}`) })).content, answer));
   test('partial at a token limit is released', async () => {
     const r = await chat(server, { ...norway, max_tokens: 4, stop: ' Norway is Rome' });
@@ -211,7 +249,9 @@ test('W39 logit_bias', async () => {
   assert.ok(!(await chat(server, { ...norway, logit_bias: { [oslo]: -100 }, max_tokens: 12 })).content.includes('Oslo'));
   assert.ok(!(await chat(server, { ...norway, logit_bias: [[oslo, false]], max_tokens: 12 })).content.includes('Oslo'));
   assert.ok((await chat(server, { ...norway, logit_bias: { [rome]: 100 }, max_tokens: 3 })).content.includes('Paris'));
-  for (const bias of [{ 4096: 1 }, { abc: 1 }, { 5: 101 }]) await refused({ ...C, logit_bias: bias }, 400, 'invalid_value');
+  const only = await chat(server, { ...norway, logit_bias: { [rome]: 100 }, max_tokens: 3, return_tokens: true });
+  assert.deepEqual(only.json.choices[0].tokens, [rome, rome, rome], '100 forces');
+  for (const bias of [{ 4096: 1 }, { abc: 1 }, { 5: 101 }, { 5: -101 }]) await refused({ ...C, logit_bias: bias }, 400, 'invalid_value', `logit_bias.${Object.keys(bias)[0]}`);
 });
 
 test('W40 logprobs', async () => {
@@ -227,6 +267,22 @@ test('W40 logprobs', async () => {
     assert.equal(t.logprob, values[0], 'greedy takes the first');
     assert.ok(t.logprob <= 0);
   }
+  assert.equal(r.json.choices[0].logprobs.refusal, null);
+  assert.deepEqual(Object.keys(content[0]), ['token', 'logprob', 'bytes', 'top_logprobs']);
+  assert.deepEqual(Object.keys(content[0].top_logprobs[0]), ['token', 'logprob', 'bytes']);
+  assert.equal(content.length, r.json.usage.completion_tokens - 1, 'the end token is left out');
+  for (const t of content) assert.equal(t.token, Buffer.from(t.bytes).toString(), 'the piece');
+  assert.equal((await chat(server, norway)).json.choices[0].logprobs, null);
+  // Of the raw logits: neither temperature nor bias nor penalties change them; forbidden tokens are still there.
+  const [first] = content;
+  const dos = (await post('/tokenize', { content: 'The' })).json.tokens[0];
+  const bent = await chat(server, { ...body, temperature: 2, seed: 3, top_k: 1, logit_bias: { [dos]: -5 }, max_tokens: 1 });
+  assert.deepEqual(bent.json.choices[0].logprobs.content[0].top_logprobs, first.top_logprobs);
+  // Behind a stop string nothing is told.
+  const cut = await chat(server, { ...body, stop: ' Norway' });
+  const said = Buffer.from(cut.json.choices[0].logprobs.content.flatMap((t) => t.bytes)).toString();
+  assert.equal(said, cut.content);
+  assert.deepEqual(cut.json.choices[0].logprobs.content, content.slice(0, cut.json.choices[0].logprobs.content.length));
   const none = await chat(server, { ...norway, logprobs: true });
   assert.deepEqual(none.json.choices[0].logprobs.content[0].top_logprobs, []);
   const s = await stream(server, body);
@@ -261,6 +317,10 @@ test('W42 settings that are greedy', async () => {
   const plain = (await chat(server, loop)).content;
   assert.notEqual((await chat(server, { ...loop, frequency_penalty: 2 })).content, plain);
   assert.notEqual((await chat(server, { ...loop, repeat_penalty: 2 })).content, plain);
+  assert.notEqual((await chat(server, { ...loop, presence_penalty: 2 })).content, plain);
+  assert.equal((await chat(server, { ...loop, repeat_penalty: 2, repeat_last_n: 0 })).content, plain, 'off');
+  for (const off of [{ top_k: -1 }, { top_k: 0 }, { top_k: 2 ** 40 }, { min_p: 0 }, { top_p: 1 }])
+    assert.equal((await chat(server, { ...story, ...off, seed: 3, max_tokens: 24 })).content, (await chat(server, { ...story, seed: 3, max_tokens: 24 })).content, JSON.stringify(off));
 });
 
 test('W43 thinking', async () => {
@@ -285,6 +345,9 @@ test('W43 thinking', async () => {
     assert.equal(wins.json.choices[0].message.reasoning_content, reasoning);
     const wrong = await chat(s, { ...hi, chat_template_kwargs: { enable_thinking: 'false' } });
     assert.equal(wrong.status, 400);
+    assert.deepEqual([wrong.json.error.code, wrong.json.error.param], ['invalid_type', 'chat_template_kwargs.enable_thinking']);
+    const deepseek = await chat(s, { ...hi, reasoning_format: 'deepseek' });
+    assert.equal(deepseek.json.choices[0].message.reasoning_content, reasoning);
     const streamed = await stream(s, hi);
     assert.equal(streamed.reasoning, reasoning);
     assert.equal(streamed.content, said);
@@ -333,6 +396,45 @@ test('W45 usage', async () => {
   assert.equal(grown('islet_worker_prompt_tokens_total'), u.prompt_tokens);
   assert.equal(grown('islet_worker_generated_tokens_total'), u.completion_tokens);
   assert.equal(grown('islet_worker_expert_hits_ram_total') + grown('islet_worker_expert_misses_total'), rows * 16);
+});
+
+test('W45 the sums of many requests are the worker counters', async () => {
+  await server.idle();
+  const names = ['prompt_tokens', 'generated_tokens', 'expert_hits_ram', 'expert_misses'].map((n) => `islet_worker_${n}_total`);
+  const before = await server.metrics();
+  const all = await Promise.all([1, 2, 3, 4, 5, 6].map((i) => chat(server, { ...story, seed: i, n: 1 + (i % 3), max_tokens: 4 * i, cache_prompt: i % 2 === 0 })));
+  const sum = (of) => all.reduce((total, r) => total + of(r.json.usage), 0);
+  let after;
+  await server.until('the counters', async () => {
+    after = await server.metrics();
+    return after.get('islet_worker_requests_done_total') - before.get('islet_worker_requests_done_total') === all.reduce((n, r) => n + r.json.choices.length, 0);
+  });
+  const grown = names.map((n) => after.get(n) - before.get(n));
+  assert.equal(grown[1], sum((u) => u.completion_tokens));
+  assert.equal(grown[2], sum((u) => u.islet.expert_hits.ram));
+  assert.equal(grown[3], sum((u) => u.islet.expert_misses));
+});
+
+test('the exact shape of an answer', async () => {
+  const r = await post('/v1/chat/completions', norway);
+  const keys = (o) => Object.keys(o).join(' ');
+  assert.equal(keys(r.json), 'id object created model system_fingerprint choices usage timings');
+  assert.match(r.json.id, /^chatcmpl-[A-Za-z0-9]{24}$/);
+  assert.match(r.json.system_fingerprint, /^islet-\d+-[0-9a-f]{8}$/);
+  const [c] = r.json.choices;
+  assert.deepEqual(c, { index: 0, message: { role: 'assistant', content: answer, refusal: null }, logprobs: null, finish_reason: 'stop', stop_reason: null });
+  assert.equal(keys(c), 'index message logprobs finish_reason stop_reason');
+  const { usage } = r.json;
+  assert.equal(keys(usage), 'prompt_tokens completion_tokens total_tokens prompt_tokens_details completion_tokens_details islet');
+  assert.equal(keys(usage.prompt_tokens_details), 'cached_tokens');
+  assert.equal(keys(usage.completion_tokens_details), 'reasoning_tokens');
+  assert.equal(keys(usage.islet), 'seed expert_hits expert_misses ssd_bytes queue_ms resumed context_full');
+  assert.equal(keys(usage.islet.expert_hits), 'vram ram');
+  assert.equal(keys(r.json.timings), 'cache_n prompt_n prompt_ms prompt_per_second predicted_n predicted_ms predicted_per_second');
+  const t = await post('/v1/completions', { prompt: 'The sun', temperature: 0, max_tokens: 2 });
+  assert.equal(keys(t.json), 'id object created model system_fingerprint choices usage timings');
+  assert.equal(keys(t.json.choices[0]), 'index text logprobs finish_reason stop_reason');
+  assert.equal(t.json.system_fingerprint, r.json.system_fingerprint);
 });
 
 // 50 questions of the model's own test chats, three settings each.
