@@ -74,9 +74,11 @@ static bool tokenize_run(struct gw_job *j, const json_t *body, struct gw_refusal
         !bool_member(body, "parse_special", true, &parse_special, refusal) ||
         !bool_member(body, "with_pieces", false, &with_pieces, refusal))
         return false;
+    /* Where the model's texts do not begin with a special token, there is none to add. */
+    bool add_bos = add_special && gw_tokenizer_adds_bos(j->model->tokenizer);
     enum err_code code =
         gw_tokenizer_encode(j->model->tokenizer, json_string_value(content),
-                            json_string_length(content), parse_special, add_special, &ids, &e);
+                            json_string_length(content), parse_special, add_bos, &ids, &e);
     if (code != ERR_OK)
         return gw_refusal_set(refusal, gw_error_of_err(code), "content", "%s", e.text);
     ids_write(j, &ids, with_pieces);

@@ -76,8 +76,10 @@ enum err_code gw_json_in_repair(char *text, size_t n, size_t *ret_skip, struct e
         if (depth > GW_JSON_IN_MAX_DEPTH)
             return err_set(e, ERR_FORMAT, "the body is nested deeper than %d levels (at byte %zu)",
                            GW_JSON_IN_MAX_DEPTH, (size_t)(p - text));
-        if (!in_string && (c == ',' || c == '{' || c == '['))
+        if (!in_string && c == ',')
             values++;
+        else if (!in_string && (c == '{' || c == '['))
+            values += GW_JSON_IN_CONTAINER_VALUES;
         if (values > GW_JSON_IN_MAX_VALUES)
             return err_set(e, ERR_FORMAT, "the body holds more than %d values (at byte %zu)",
                            GW_JSON_IN_MAX_VALUES, (size_t)(p - text));

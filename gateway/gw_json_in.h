@@ -12,7 +12,10 @@
 
 enum {
     GW_JSON_IN_MAX_DEPTH = 64,
-    GW_JSON_IN_MAX_VALUES = 1 << 20 /* commas and opening brackets */
+    /* A body may hold the token ids of a text of some MiB. Values are counted by commas; an array
+     * or object takes as much memory as so many numbers. */
+    GW_JSON_IN_MAX_VALUES = 1 << 22,
+    GW_JSON_IN_CONTAINER_VALUES = 4
 };
 
 /* The pass alone. Changes text[n] in place (the length stays); *ret_skip = bytes of a BOM.

@@ -24,6 +24,7 @@ const bodies = {
   'a million ids': ['/v1/completions', () => `{"prompt":[${'1,'.repeat(1000000)}1]}`, 400, 'context_length_exceeded'],
   'JSON that breaks at its end': ['/v1/chat/completions', () => `{"messages":[${'{"a":1},'.repeat(300000)}}`, 400, 'invalid_json'],
   'a field nobody knows': ['/v1/completions', () => `{"prompt":"x","max_tokens":1,"temperature":0,"zzz":[${'"abc",'.repeat(500000)}1]}`, 200],
+  'many objects': ['/v1/completions', () => `{"prompt":"x","zzz":[${'{},'.repeat(1100000)}1]}`, 400, 'invalid_json'],
   'another model': ['/v1/chat/completions', () => JSON.stringify({ model: 'other', messages: [{ role: 'user', content: text(MiB) }] }), 404, 'model_not_found'],
 };
 
