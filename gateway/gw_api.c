@@ -16,7 +16,7 @@ enum {
 
 static void root(struct gw_exchange *x, const struct gw_http_request *r, void *context)
 {
-    static const char text[] = "islet " ISLET_VERSION "\n";
+    static const char text[] = "islet " ISLET_VERSION;
     static const struct gw_exchange_head head = {.content_type = "text/plain"};
     (void)r;
     (void)context;

@@ -439,6 +439,7 @@ static bool judge_target(struct gw_head *h, const struct facts *f, struct gw_htt
         if (n == 0 || (f->n_host > 0 && !same) || !host_wellformed(authority))
             return bad(h, "the address in the request line differs from Host");
         r->host = authority;
+        r->has_host = true; /* it is checked like one, where HTTP/1.0 sends none */
         t.p += n;
         t.n -= n;
     }

@@ -245,28 +245,65 @@ static void test_e2e_wire_cases_are_answered_as_expected(void **state)
     assert_true(run_cases(*state, "w") > 30);
 }
 
+/* ---- figures of the server ------------------------------------------------------------------- */
+
+/* A number of /status, by its JSON key. */
+static unsigned long figure(struct spawn *s, const char *key)
+{
+    static const char request[] = "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    char word[64];
+    snprintf(word, sizeof word, "\"%s\":", key);
+    assert_int_equal(ask(s, request, sizeof request - 1), 200);
+    const char *at = strstr(answer, word);
+    assert_non_null(at);
+    return strtoul(at + strlen(word), NULL, 10);
+}
+
+static void wait_figure(struct spawn *s, const char *key, unsigned long value)
+{
+    unsigned tries = 0;
+    for (unsigned long now; (now = figure(s, key)) != value; tries++) {
+        if (tries >= 1000)
+            fail_msg("%s stays %lu instead of %lu", key, now, value);
+        poll(NULL, 0, 5);
+    }
+}
+
 /* ---- what no file can say -------------------------------------------------------------------- */
+
+/* The shape, then a good request on the same connection, in pieces of so many bytes. */
+static void check_shape(struct spawn *s, const struct http_shape *shape, size_t piece)
+{
+    struct buf b = BUF_INIT(1 << 16);
+    buf_append(&b, shape->bytes, shape->n);
+    chat(&b, "");
+    int fd = open_tcp(s);
+    for (size_t at = 0; at < b.size; at += piece)
+        put(fd, b.data + at, piece < b.size - at ? piece : b.size - at);
+    buf_done(&b);
+    spawn_read(fd, answer, sizeof answer, NULL);
+    close(fd);
+    bool closed = shape->status == 0 || has_header("Connection: close");
+    bool named = shape->status == 0 || has_header("x-request-id: req_");
+    if (status() != shape->status || strstr(answer, "chatcmpl") != NULL || !closed || !named)
+        fail_msg("shape %zu (pieces of %zu): %u instead of %u: %s", (size_t)(shape - http_shapes),
+                 piece, status(), shape->status, answer);
+    check_live(s);
+}
 
 static void test_e2e_wire_bad_shapes_close_and_serve_nothing_behind(void **state)
 {
     struct spawn *s = *state;
-    struct buf b = BUF_INIT(1 << 16);
+    unsigned long admitted = figure(s, "admitted_total"), runs = figure(s, "requests_done_total");
     for (size_t i = 0; i < http_shapes_count; i++) {
         const struct http_shape *shape = &http_shapes[i];
         if (shape->status == 200)
             continue;
-        buf_clear(&b);
-        buf_append(&b, shape->bytes, shape->n);
-        chat(&b, "");
-        int fd = open_tcp(s);
-        put(fd, b.data, b.size);
-        spawn_read(fd, answer, sizeof answer, NULL);
-        close(fd);
-        if (status() != shape->status || strstr(answer, "chatcmpl") != NULL)
-            fail_msg("shape %zu: %u instead of %u: %s", i, status(), shape->status, answer);
+        check_shape(s, shape, 1 << 16);
+        check_shape(s, shape, 1);
     }
-    buf_done(&b);
-    check_live(s);
+    assert_int_equal(figure(s, "admitted_total"), admitted);
+    assert_int_equal(figure(s, "requests_done_total"), runs);
 }
 
 /* The answer's text between "content":" and the next quote. */
@@ -359,13 +396,18 @@ static void test_e2e_wire_rubbish_behind_a_stream_closes_it(void **state)
     memset(rubbish, 'x', sizeof rubbish);
     buf_format(&b, HEAD("/v1/chat/completions", "Content-Length: %zu\r\n") "%s", sizeof body - 1,
                body);
+    unsigned long cancelled = figure(s, "cancelled_total");
     int fd = open_tcp(s);
     put(fd, b.data, b.size);
     spawn_read(fd, answer, sizeof answer, head_whole);
     assert_int_equal(status(), 200);
+    wait_figure(s, "running", 1);
     put(fd, rubbish, sizeof rubbish);
     spawn_read(fd, answer, sizeof answer, NULL);
     assert_null(strstr(answer, "[DONE]"));
+    wait_figure(s, "running", 0);
+    wait_figure(s, "sequences_running", 0);
+    assert_int_equal(figure(s, "cancelled_total"), cancelled + 1);
     close(fd);
     buf_done(&b);
     check_live(s);
@@ -475,28 +517,6 @@ static void leave(int fd, enum leave how)
         close(fd);
 }
 
-/* A number of /status, by its JSON key. */
-static unsigned long figure(struct spawn *s, const char *key)
-{
-    static const char request[] = "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    char word[64];
-    snprintf(word, sizeof word, "\"%s\":", key);
-    assert_int_equal(ask(s, request, sizeof request - 1), 200);
-    const char *at = strstr(answer, word);
-    assert_non_null(at);
-    return strtoul(at + strlen(word), NULL, 10);
-}
-
-static void wait_figure(struct spawn *s, const char *key, unsigned long value)
-{
-    unsigned tries = 0;
-    for (unsigned long now; (now = figure(s, key)) != value; tries++) {
-        if (tries >= 1000)
-            fail_msg("%s stays %lu instead of %lu", key, now, value);
-        poll(NULL, 0, 5);
-    }
-}
-
 /* Begins an answer of about 2,000 tokens, or with a long prompt one that is read for a while
  * first. */
 static int begin_long(struct spawn *s, bool stream, bool long_prompt)
@@ -533,6 +553,7 @@ static void check_leaving(struct spawn *s, enum leave how, bool stream)
     leave(prefilling, how);
     wait_figure(s, "running", 0);
     wait_figure(s, "sequences_running", 0);
+    wait_figure(s, "kv_pages_used", 0);
     wait_figure(s, "cancelled_total", cancelled + 3);
     if (how == LEAVE_HALF) { /* the server closes its side */
         assert_true(recv(queued, answer, 1, 0) <= 0 || stream);

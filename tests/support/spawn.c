@@ -228,5 +228,7 @@ bool spawn_response_whole(const char *text, size_t n)
     if (length != NULL && length < body)
         return n - (size_t)(body - text) >=
                strtoull(length + strlen("\r\nContent-Length:"), NULL, 10);
-    return n >= 5 && strcmp(text + n - 5, "0\r\n\r\n") == 0;
+    const char *coding = strcasestr(text, "\r\nTransfer-Encoding: chunked");
+    bool chunked = coding != NULL && coding < body; /* else the close is the end */
+    return chunked && n - (size_t)(body - text) >= 5 && strcmp(text + n - 5, "0\r\n\r\n") == 0;
 }

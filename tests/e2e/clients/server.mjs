@@ -250,6 +250,12 @@ export function raw(server, bytes, { unix = false, onData, keepOpen = false, tim
       times.push({ at: performance.now() - start, from: all.length, n: d.length });
       all = Buffer.concat([all, d]);
       onData?.(d, c, all);
+      if (all.subarray(0, 10).equals(Buffer.from('HTTP/1.1 1')) && !/\r\nexpect:/i.test(Buffer.from(bytes).toString('latin1'))) {
+        clearTimeout(timer);
+        c.destroy();
+        reject(new Error('a 1xx that nobody asked for'));
+        return;
+      }
       if (parseResponse(all).complete) finish(false);
     });
   });
