@@ -250,17 +250,21 @@ static void entries_write(struct gw_answer *a, struct view *v, struct buf *out)
     }
 }
 
-static void chunk_close(struct gw_answer *a, bool with_timings)
+static void timings_write(const struct gw_answer *a, struct buf *out)
 {
     struct gw_openai_timings t;
+    timings_fill(a, &t);
+    buf_text(out, ",\"timings\":");
+    gw_openai_timings(out, &t);
+}
+
+static void chunk_close(struct gw_answer *a, bool with_timings)
+{
     buf_text(&a->out, "}]");
     if (a->q->ask.include_usage)
         buf_text(&a->out, ",\"usage\":null");
-    if (with_timings || a->q->ask.timings_per_token) {
-        timings_fill(a, &t);
-        buf_text(&a->out, ",\"timings\":");
-        gw_openai_timings(&a->out, &t);
-    }
+    if (with_timings || a->q->ask.timings_per_token)
+        timings_write(a, &a->out);
     buf_text(&a->out, "}\n\n");
 }
 
@@ -349,16 +353,13 @@ static void choice_write(struct gw_answer *a, struct view *v, struct buf *out)
 static void json_write(struct gw_answer *a, struct buf *out)
 {
     struct gw_openai_usage u;
-    struct gw_openai_timings t;
     gw_openai_head(out, a->q, a->context->model->id, a->context->model->file_digest, false);
     for (unsigned i = 0; i < a->q->n_choices; i++)
         choice_write(a, &a->views[i], out);
     usage_fill(a, &u);
-    timings_fill(a, &t);
     buf_text(out, "],\"usage\":");
     gw_openai_usage(out, &u);
-    buf_text(out, ",\"timings\":");
-    gw_openai_timings(out, &t);
+    timings_write(a, out);
     buf_byte(out, '}');
 }
 
@@ -411,6 +412,8 @@ static void end_stream(struct gw_answer *a)
         buf_append(&a->out, a->head.data, a->head.size);
         buf_text(&a->out, "],\"usage\":");
         gw_openai_usage(&a->out, &u);
+        if (a->q->ask.timings_per_token)
+            timings_write(a, &a->out);
         buf_text(&a->out, "}\n\n");
     }
     buf_text(&a->out, "data: [DONE]\n\n");

@@ -1,7 +1,7 @@
 // W47-W55: streams, waiting, and the end of things.
 import test, { after, afterEach, before } from 'node:test';
 import { createConnection } from 'node:net';
-import { OpenAI } from '../clients/official.mjs';
+import { ChatOpenAI, createOpenAICompatible, generateText, OpenAI } from '../clients/official.mjs';
 import { assert, ask, assemble, chat, events, httpBytes, parseResponse, rawPost, sleep, slow, startServer, stream, thinkModel } from '../clients/server.mjs';
 
 let server;
@@ -32,10 +32,27 @@ test('W47 the exact sequence', async () => {
   assert.ok(r.body.toString().endsWith('data: [DONE]\n\n'));
   assert.equal(new Set(list.map((e) => e.id)).size, 1);
   assert.equal(new Set(list.map((e) => e.created)).size, 1);
-  for (const e of list) {
+  const json = await chat(server, norway);
+  assert.match(list[0].id, /^chatcmpl-[A-Za-z0-9]{24}$/);
+  list.forEach((e, i) => {
     assert.equal(e.object, 'chat.completion.chunk');
-    assert.deepEqual(Object.keys(e).slice(0, 5), ['id', 'object', 'created', 'model', 'system_fingerprint']);
-  }
+    assert.equal(e.model, json.json.model);
+    assert.equal(e.system_fingerprint, json.json.system_fingerprint);
+    const at = list.length - i; // 1: the usage, 2: the finish
+    assert.equal(Object.keys(e).join(' '), `id object created model system_fingerprint choices usage${at === 2 ? ' timings' : ''}`);
+    if (at > 1) assert.equal(Object.keys(e.choices[0]).join(' '), `index delta logprobs finish_reason${at === 2 ? ' stop_reason' : ''}`);
+    if (at > 1) assert.deepEqual([e.choices.length, e.choices[0].index, e.choices[0].logprobs], [1, 0, null]);
+    if (at > 2) assert.equal(e.choices[0].finish_reason, null);
+  });
+  const { prompt_tokens, completion_tokens, total_tokens } = list.at(-1).usage;
+  assert.deepEqual([prompt_tokens, completion_tokens, total_tokens], ['prompt_tokens', 'completion_tokens', 'total_tokens'].map((k) => json.json.usage[k]));
+  assert.deepEqual(Object.keys(list.at(-1).usage), Object.keys(json.json.usage));
+  assert.deepEqual(Object.keys(list.at(-2).timings), Object.keys(json.json.timings));
+  // The role comes together with the first text; events are chunks; one chunk of no length, and nothing behind it.
+  assert.match(r.chunks[0].toString(), /^data: .*"role":"assistant","content":"".*\n\ndata: .*"delta":{"content":"[^"]/);
+  for (const c of r.chunks) assert.ok(c.toString().startsWith('data: ') && c.toString().endsWith('\n\n'));
+  assert.ok(r.raw.toString().endsWith('data: [DONE]\n\n\r\n0\r\n\r\n'));
+  assert.equal(r.raw.toString().split('\r\n0\r\n\r\n').length, 2);
   assert.deepEqual(list[0].choices[0].delta, { role: 'assistant', content: '' });
   assert.equal(list[0].choices[0].finish_reason, null);
   const texts = list.slice(1, -2);
@@ -64,6 +81,14 @@ test('W48 include_usage false and absent: no key', async () => {
     assert.ok(s.list.every((e) => !('usage' in e)));
     assert.equal(s.content, answer);
   }
+});
+
+test('timings_per_token and return_tokens', async () => {
+  const s = await stream(server, { ...norway, timings_per_token: true, return_tokens: true, stream_options: { include_usage: true } });
+  for (const e of s.list) assert.ok(e.timings.predicted_n >= 0, JSON.stringify(e));
+  const json = await chat(server, { ...norway, return_tokens: true });
+  assert.deepEqual(s.tokens, json.json.choices[0].tokens);
+  assert.equal(s.tokens.length, json.json.usage.completion_tokens - 1);
 });
 
 test('W49 headers come while the request waits; comments as asked', async () => {
@@ -107,6 +132,11 @@ test('W50 errors before and after admission', async () => {
     const all = assemble(e.list);
     assert.equal(all.error.code, 'worker_unavailable');
     assert.equal(all.finishes, 0, 'no finish chunk');
+    assert.equal(all.usage, null);
+    assert.deepEqual(Object.keys(e.list.at(-1)), ['error']);
+    assert.deepEqual(Object.keys(all.error), ['message', 'type', 'param', 'code']);
+    assert.equal(all.error.type, 'server_error');
+    assert.ok(r.raw.toString().endsWith('data: [DONE]\n\n\r\n0\r\n\r\n'));
     assert.ok(all.content.length > 0);
     const later = await chat(s, norway);
     assert.equal(later.status, 503);
@@ -145,6 +175,29 @@ test('W51 a worker killed at token 0, 1, 7 and the last: the undisturbed text', 
     } finally {
       await s.stop();
     }
+  }
+});
+
+test('W51 while no worker is there: comments, then the undisturbed text', async () => {
+  const story = ask('How do I make pancakes?', { temperature: 0, sse_ping_interval: 1, stream_options: { include_usage: true } });
+  const plain = await stream(server, story);
+  const s = await startServer({ restart: false, allow: [/./] });
+  try {
+    let killed, at = 0, quiet = 0;
+    const r = await rawPost(s, '/v1/chat/completions', { ...story, stream: true }, {
+      onData: (d, c, all) => {
+        if (!killed && all.includes('"content":"')) killed = s.worker.kill().then(() => { at = all.length; });
+        if (at && d.includes(':\n\n') && !d.includes('data:') && ++quiet === 2) s.worker.start();
+      } });
+    const e = events(r.body);
+    const got = assemble(e.list);
+    assert.ok(e.comments >= 2, `${e.comments} comments`);
+    assert.equal(got.content, plain.content);
+    assert.equal(got.finish, plain.finish);
+    assert.equal(got.usage.islet.resumed, 1);
+    assert.equal(got.usage.completion_tokens, plain.usage.completion_tokens);
+  } finally {
+    await s.stop();
   }
 });
 
@@ -211,7 +264,11 @@ test('W54 padding of slow JSON', async () => {
     s.worker.kill('SIGSTOP');
     const broken = rawPost(s, '/v1/chat/completions', norway);
     const client = new OpenAI({ baseURL: s.v1, apiKey: 'x', maxRetries: 0 });
-    const raised = assert.rejects(client.chat.completions.create({ model: 'default', ...norway }));
+    const raised = Promise.all([
+      assert.rejects(client.chat.completions.create({ model: 'default', ...norway })),
+      assert.rejects(generateText({ model: createOpenAICompatible({ name: 'islet', baseURL: s.v1 })('default'), prompt: 'Hi', maxRetries: 0 })),
+      assert.rejects(new ChatOpenAI({ model: 'default', apiKey: 'x', maxRetries: 0, configuration: { baseURL: s.v1 } }).invoke('Hi')),
+    ]);
     await sleep(1500);
     s.worker.kill('SIGKILL');
     const r = await broken;
@@ -235,34 +292,63 @@ test('W55 drain', async () => {
     assert.equal(assemble(e.list).finish, 'length', 'the running answer finished');
     await s.gateway.exited;
     assert.deepEqual(s.gateway.status, { code: 0, signal: null });
-    assert.ok([503, 'closed'].includes(await other), `a connection from before, while draining: ${await other}`);
+    const [ready, asked, idle] = await other;
+    assert.equal(ready.status, 503);
+    assert.equal(JSON.parse(ready.body).status, 'draining');
+    assert.equal(asked.status, 503);
+    assert.deepEqual([JSON.parse(asked.body).error.code, JSON.parse(asked.body).error.type], ['overloaded', 'overloaded_error']);
+    for (const x of [ready, asked]) {
+      assert.match(x.headers['retry-after'], /^([1-9]|[12][0-9]|30)$/);
+      assert.equal(x.headers.connection, 'close');
+    }
+    assert.equal(idle, 'closed', 'an idle connection goes first');
     await assert.rejects(fetch(`${s.base}/livez`), 'nobody listens any more');
   } finally {
     await s.stop();
   }
 });
 
-// Opens a connection, sends SIGTERM, asks /readyz on it: its status, or 'closed' if it was idle and went first.
-function whileDraining(s) {
-  return new Promise((resolve) => {
+test('W55 beyond drain_deadline a stream ends with an error', async () => {
+  const s = await startServer({ restart: false, set: { 'server.drain_deadline': '1 s' }, allow: [/./] });
+  try {
+    let asked = false;
+    const r = await rawPost(s, '/v1/chat/completions', { ...long, stream: true }, {
+      onData: (d) => {
+        if (asked || !d.includes('"content":"')) return;
+        asked = true;
+        s.worker.kill('SIGSTOP');
+        s.gateway.child.kill('SIGTERM');
+      } });
+    assert.equal(r.complete, true);
+    const e = events(r.body);
+    assert.equal(e.done, 1);
+    const all = assemble(e.list);
+    assert.deepEqual([all.error.code, all.error.type, all.finishes], ['overloaded', 'overloaded_error', 0]);
+    await s.gateway.exited;
+    assert.deepEqual(s.gateway.status, { code: 0, signal: null });
+  } finally {
+    await s.stop();
+  }
+});
+
+// Two requests are begun and one connection is idle when SIGTERM comes: what the two are told then, and the end of the third.
+async function whileDraining(s) {
+  const begin = async (first) => {
     const c = createConnection(s.socket);
-    let all = Buffer.alloc(0), asked = false;
-    c.on('error', () => resolve('closed'));
-    c.on('close', () => resolve('closed'));
-    c.on('connect', () => c.write(httpBytes('GET', '/livez')));
-    c.on('data', (d) => {
-      all = Buffer.concat([all, d]);
-      const r = parseResponse(all);
-      if (!r.complete) return;
-      if (asked) {
-        c.destroy();
-        resolve(r.status);
-        return;
-      }
-      asked = true;
-      all = Buffer.alloc(0);
-      s.gateway.child.kill('SIGTERM');
-      s.until('it drains', () => s.gateway.lines.some((l) => l.includes('draining')), 3000).then(() => c.write(httpBytes('GET', '/readyz')), () => resolve('no draining in the log'));
+    const end = new Promise((resolve) => {
+      let all = Buffer.alloc(0);
+      c.on('error', () => {}).on('data', (d) => { all = Buffer.concat([all, d]); }).on('close', () => resolve(all.length ? parseResponse(all) : 'closed'));
     });
-  });
+    await new Promise((resolve) => c.on('connect', resolve));
+    c.write(first);
+    return { c, end };
+  };
+  const look = httpBytes('GET', '/readyz'), chatBytes = httpBytes('POST', '/v1/chat/completions', norway);
+  const all = [await begin(look.subarray(0, 20)), await begin(chatBytes.subarray(0, 40)), await begin(Buffer.alloc(0))];
+  await s.until('all are taken', async () => (await s.metrics()).get('islet_gateway_connections') >= 5);
+  s.gateway.child.kill('SIGTERM');
+  await s.until('it drains', () => s.gateway.lines.some((l) => l.includes('draining')), 3000);
+  all[0].c.write(look.subarray(20));
+  all[1].c.write(chatBytes.subarray(40));
+  return Promise.all(all.map((x) => x.end));
 }
