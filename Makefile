@@ -92,7 +92,7 @@ TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c)) $
 BENCHES := $(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c))
 REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
 CUDA_SO  := $(B)/lib/islet-cuda.so
-FAKES    := $(B)/tests/fake-cuda.so $(B)/tests/fake-cuda-other.so $(B)/tests/fake-cuda-empty.so
+FAKES    := $(patsubst tests/fake/fake_%.c,$(B)/tests/fake-%.so,$(wildcard tests/fake/*.c))
 EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*.c))
 
 .DEFAULT_GOAL := all
@@ -194,7 +194,7 @@ $(FAKES): $(B)/tests/fake-%.so: $(O)/tests/fake/fake_%.o $(AR_kernels) $(AR_base
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(SANF) -shared -Wl,--version-script=kernels/cuda/islet-cuda.map -o $@ $(filter %.o %.a,$^) $(LIBS_kernels)
-$(B)/tests/test_k_cuda_open: | $(FAKES)
+$(UNITS): | $(FAKES)
 $(B)/tests/test_%: $(O)/tests/unit/test_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
 $(B)/tests/model_%: $(O)/tests/model/model_%.o $(AR_ours)
