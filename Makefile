@@ -326,7 +326,7 @@ bench-cuda: $(CUDA_SO) $(B)/bin/bench_cuda ## GB/s and TOPS of the CUDA kernels 
 	@mkdir -p $(B)/bench && $(B)/bin/bench_cuda
 BUNDLE := $(B)/islet-cuda-bundle.tar.gz
 bundle: ## one file for a bare GPU machine: tar -xzf it there, then tests/device.sh
-	@git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda.c tests/device.sh | \
+	@mkdir -p $(B); git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda.c tests/device.sh | \
 	    tar -czf $(BUNDLE) --transform 's,^,islet/,' -T - && echo "$(BUNDLE): $$(du -h $(BUNDLE) | cut -f1); there: tar -xzf islet-cuda-bundle.tar.gz && islet/tests/device.sh"
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
