@@ -279,6 +279,25 @@ static bool choice_parse(struct gw_chat_request_parser *p, const struct gw_chat_
                           f->words);
 }
 
+/* Equal, where a null member of an object is no member. */
+static bool same(const json_t *neutral, const json_t *value)
+{
+    const char *key;
+    json_t *one;
+    size_t n = 0;
+    if (!json_is_object(neutral) || !json_is_object(value))
+        return json_equal(neutral, value);
+    json_object_foreach((json_t *)(uintptr_t)value, key, one)
+    {
+        if (json_is_null(one))
+            continue;
+        n++;
+        if (!json_equal(json_object_get(neutral, key), one))
+            return false;
+    }
+    return n == json_object_size(neutral);
+}
+
 static bool is_neutral(const struct gw_chat_request_field *f, const json_t *value)
 {
     if (f->words[0] == '<')
@@ -292,7 +311,7 @@ static bool is_neutral(const struct gw_chat_request_field *f, const json_t *valu
         bool equal =
             json_is_number(neutral)
                 ? json_is_number(value) && json_number_value(neutral) == json_number_value(value)
-                : json_equal(neutral, value);
+                : same(neutral, value);
         json_decref(neutral);
         if (equal)
             return true;
@@ -470,6 +489,8 @@ static bool bias_parse(struct gw_chat_request_parser *p, const json_t *value)
     }
     json_object_foreach((json_t *)(uintptr_t)value, key, one)
     {
+        if (json_is_null(one))
+            continue;
         snprintf(param, sizeof param, "logit_bias.%.100s", key);
         if (!decimal_id(key, &id))
             return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, param,

@@ -11,6 +11,8 @@ enum {
     FIRST_TOKENS = 64
 };
 
+#define LEAST_REPEAT 1e-30f /* the worker computes with nothing smaller */
+
 static void id_make(char id[GW_REQUEST_ID_BYTES])
 {
     static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -126,7 +128,7 @@ static void run_sampling(const struct gw_chat_request *ask, struct proto_run *ru
     run->top_k = ask->top_k < INT32_MAX ? (int32_t)ask->top_k : INT32_MAX;
     run->presence = (float)ask->presence_penalty;
     run->frequency = (float)ask->frequency_penalty;
-    run->repeat = (float)ask->repeat_penalty;
+    run->repeat = ask->repeat_penalty > LEAST_REPEAT ? (float)ask->repeat_penalty : LEAST_REPEAT;
     run->repeat_last_n = (int32_t)ask->repeat_last_n;
     run->priority = (int8_t)ask->priority;
     run->n_top = ask->logprobs ? (uint8_t)ask->top_logprobs : 0;

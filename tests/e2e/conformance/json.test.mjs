@@ -74,7 +74,7 @@ const fields = {
   min_p: { wrong: ['1', true], bad: [-0.0001, 1.0001], ok: [0, 1] },
   presence_penalty: { wrong: ['1', true], bad: [-2.0001, 2.0001], ok: [-2, 0, 2] },
   frequency_penalty: { wrong: ['1', true], bad: [-2.0001, 2.0001], ok: [-2, 0, 2] },
-  repeat_penalty: { wrong: ['1', true], bad: [0, -1, 10.0001], ok: [1e-30, 10] },
+  repeat_penalty: { wrong: ['1', true], bad: [0, -1, 10.0001], ok: [5e-324, 1e-50, 1e-30, 10] },
   repetition_penalty: { wrong: ['1'], bad: [0, 10.1], ok: [0.1, 10] },
   repeat_last_n: { wrong: ['1', 1.5], bad: [-2, 2049], ok: [-1, 0, 2048] },
   seed: { wrong: ['1', 1.5, true], bad: [-2, 1e300], ok: [-1, 0, 5.0, Number.MAX_SAFE_INTEGER] },
@@ -87,7 +87,7 @@ const fields = {
   logit_bias: {
     wrong: [1, 'x', { 5: 'x' }, { 5: true }, [5], [[5]], [[5, 1, 2]], [[5, '1']]],
     bad: [{ 5: 100.001 }, { 5: -100.001 }, { 4096: 1 }, { abc: 1 }, { '-1': 1 }, { '1.0': 1 }, { '': 1 }, [[4096, 1]], [[-1, 1]], [['a piece', 1]], Array(1025).fill([5, 1])],
-    ok: [{}, { 5: 100, 6: -100, 4095: 0.5 }, [[7, false], [8, 1.5]], [], Array(1024).fill([5, 1])], loose: true },
+    ok: [{}, { 5: 100, 6: -100, 4095: 0.5, 7: null }, [[7, false], [8, 1.5]], [], Array(1024).fill([5, 1])], loose: true },
   ignore_eos: { wrong: [1, 'true'], bad: [], ok: [true, false] },
   user: { wrong: [1, {}, true], bad: ['u'.repeat(513), 'a\0'], ok: ['u'.repeat(512)] },
   safety_identifier: { wrong: [1], bad: ['u'.repeat(513)], ok: ['u'.repeat(512)] },
@@ -179,6 +179,11 @@ describe('W24 every field', () => {
     for (const type of ['text', 'input_text', 'output_text']) assert.equal((await chat(server, { ...C, messages: [{ role: 'user', content: [{ type, text: 'a' }] }] })).status, 200);
     assert.equal((await chat(server, { ...C, messages: [{ role: 'user', content: [{ type: 'refusal', refusal: 'a' }] }] })).status, 200);
   });
+  test('no worker is lost to a body', async () => {
+    for (const extra of [{ repeat_penalty: 5e-324, repeat_last_n: -1 }, { top_p: 5e-324, min_p: 5e-324, temperature: 5e-324 }, { ignore_eos: true, logit_bias: Array(1024).fill([5, -100]) },
+      { priority: -100, prompt_cache_key: '\u00e9'.repeat(256), seed: 0, top_k: 2 ** 40, max_tokens: 2 ** 32 - 2 }]) await accepted({ temperature: 1, max_tokens: 2, ...extra });
+    assert.equal((await server.metrics()).get('islet_gateway_worker_losses_total'), 0);
+  });
   test('nested paths', async () => {
     await refused({ ...C, stream_options: { include_usage: 1 } }, 'invalid_type', 'stream_options.include_usage');
     await refused({ ...C, chat_template_kwargs: { enable_thinking: 'false' } }, 'invalid_type', 'chat_template_kwargs.enable_thinking');
@@ -219,7 +224,7 @@ const schema = { type: 'json_schema', json_schema: { name: 'x', schema: {} } };
 const tool = { type: 'function', function: { name: 'f', parameters: {} } };
 const unsupported = {
   tools: [[[], null], [[tool]]], functions: [[[], null], [[{ name: 'f' }]]], tool_choice: [['auto', 'none'], ['required', { type: 'function', function: { name: 'f' } }]],
-  function_call: [['auto', 'none'], [{ name: 'f' }]], response_format: [[{ type: 'text' }], [{ type: 'json_object' }, schema]], grammar: [[''], ['root ::= "a"']],
+  function_call: [['auto', 'none'], [{ name: 'f' }]], response_format: [[{ type: 'text' }, { type: 'text', json_schema: null }], [{ type: 'json_object' }, schema, {}, { type: null }, { type: 'text', strict: true }]], grammar: [[''], ['root ::= "a"']],
   json_schema: [[null], [{}]], modalities: [[['text']], [['audio'], ['text', 'audio']]], audio: [[null], [{ voice: 'a' }]], web_search_options: [[null], [{}]],
   best_of: [[1], [2]], typical_p: [[1, 1.0], [0.5]], top_n_sigma: [[0, -1], [1]], mirostat: [[0], [1, 2]], dry_multiplier: [[0], [0.5]],
   xtc_probability: [[0], [0.5]], dynatemp_range: [[0], [0.5]], adaptive_target: [[-1], [0.5]], lora: [[[]], [[{ id: 0, scale: 1 }]]], min_keep: [[0, 1], [2]],
