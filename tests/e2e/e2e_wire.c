@@ -306,6 +306,35 @@ static void test_e2e_wire_bad_shapes_close_and_serve_nothing_behind(void **state
     assert_int_equal(figure(s, "requests_done_total"), runs);
 }
 
+/* Framed as valid: what comes is the answer of a handler or a route, and the next request is
+ * served. */
+static void test_e2e_wire_good_shapes_reach_their_route(void **state)
+{
+    struct spawn *s = *state;
+    struct buf b = BUF_INIT(1 << 16);
+    static const char body[] = "\"code\":\"missing_field\"";
+    for (size_t i = 0; i < http_shapes_count; i++) {
+        const struct http_shape *shape = &http_shapes[i];
+        const bool post = memcmp(shape->bytes, "POST", 4) == 0;
+        if (shape->status != 200)
+            continue;
+        buf_clear(&b);
+        buf_append(&b, shape->bytes, shape->n);
+        buf_text(&b, "GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        int fd = open_tcp(s);
+        put(fd, b.data, b.size);
+        spawn_read(fd, answer, sizeof answer, NULL);
+        close(fd);
+        const bool fine =
+            post ? status() == 400 : status() == 200 || status() == 204 || status() == 404;
+        if (!fine ||
+            (post && strstr(answer, body) == NULL && strstr(answer, "invalid_json") == NULL))
+            fail_msg("shape %zu: %u: %s", i, status(), answer);
+    }
+    buf_done(&b);
+    check_live(s);
+}
+
 /* The answer's text between "content":" and the next quote. */
 static void content(char ret[256])
 {
@@ -594,6 +623,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_e2e_wire_cases_are_answered_as_expected),
         cmocka_unit_test(test_e2e_wire_bad_shapes_close_and_serve_nothing_behind),
+        cmocka_unit_test(test_e2e_wire_good_shapes_reach_their_route),
         cmocka_unit_test(test_e2e_wire_chat_twice_on_one_socket_and_in_chunks_is_the_same),
         cmocka_unit_test(test_e2e_wire_pipelined_chats_are_answered_in_order),
         cmocka_unit_test(test_e2e_wire_413_is_readable_while_the_body_is_sent),

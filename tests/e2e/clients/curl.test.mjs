@@ -1,6 +1,6 @@
 // W65 curl.
 import test, { after, before } from 'node:test';
-import { execFile } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { promisify } from 'node:util';
@@ -44,6 +44,14 @@ test('W65 a body of 2 MiB goes through 100-continue without its one second of wa
   assert.equal(code, '200');
   const verbose = (await exec('curl', ['-sS', '-v', '-o', '/dev/null', '-H', 'Content-Type: application/json', '-H', 'Expect: 100-continue', `${server.base}/tokenize`, '--data-binary', `@${file}`])).stderr;
   assert.match(verbose, /< HTTP\/1\.1 100 Continue/);
+});
+
+test('W65 a curl that is ended ends the work', async () => {
+  const long = JSON.stringify({ ...ask('Tell me a story.'), ignore_eos: true, max_tokens: 1900, stream: true });
+  const c = spawn('curl', ['-sSN', `${server.v1}/chat/completions`, '-d', long]);
+  await new Promise((resolve) => c.stdout.once('data', resolve));
+  c.kill();
+  await server.idle(1000);
 });
 
 test('W65 an error keeps its body', async () => {

@@ -14,6 +14,7 @@ test('W66 requests and httpx; row 17 U+2028 breaks no reader', async () => {
   try {
     const { stdout } = await exec('/usr/bin/python3', [script, server.base, think.base]);
     assert.equal(JSON.parse(stdout), 'say "hi\\\x01\x7f\x85\u2028\u2029<tab>\t</x>end');
+    await server.idle(1000);
   } finally {
     await server.stop();
     await think.stop();

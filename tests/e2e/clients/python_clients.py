@@ -60,6 +60,16 @@ with httpx.Client(timeout=60) as client:
     r = client.get(base + "/nothing")
     assert r.status_code == 404 and r.json()["error"]["code"] == "unknown_url"
 
+r = session.get(base + "/nothing", timeout=60)
+assert r.status_code == 404 and r.json()["error"]["code"] == "unknown_url"
+
+# A reader that leaves after its first event: the work ends.
+long = {"messages": question["messages"], "ignore_eos": True, "max_tokens": 1900, "stream": True}
+with requests.post(base + "/v1/chat/completions", json=long, stream=True, timeout=60) as r:
+    next(r.iter_lines())
+with httpx.stream("POST", base + "/v1/chat/completions", json=long, timeout=60) as r:
+    next(r.iter_lines())
+
 if len(sys.argv) > 2:  # row 17: characters that Python takes for line ends
     body = {"prompt": "#", "temperature": 0, "max_tokens": 32, "stream": True}
     r = session.post(sys.argv[2] + "/v1/completions", json=body, stream=True, timeout=60)

@@ -1,6 +1,9 @@
 // W1-W21: what files of e2e/wire cannot say of HTTP.
 import test, { after, afterEach, before } from 'node:test';
-import { assert, ask, httpBytes, parseResponse, raw, rawPost, startServer, stream } from '../clients/server.mjs';
+import { spawnSync } from 'node:child_process';
+import { statSync } from 'node:fs';
+import path from 'node:path';
+import { assert, ask, bin, httpBytes, parseResponse, raw, rawPost, slow, startServer, stream, thinkModel, tinymoe } from '../clients/server.mjs';
 
 let server;
 before(async () => { server = await startServer(); });
@@ -102,6 +105,17 @@ test('W8 nothing but Expect brings a 1xx, and a check that fails comes instead o
   c.destroy();
 });
 
+test('W7 a body of 16 MiB is read, one byte more is not', async () => {
+  const text = JSON.stringify(C);
+  for (const [bytes, status] of [[1 << 24, 200], [(1 << 24) + 1, 413]]) {
+    const r = await rawPost(server, chatPath, text.padEnd(bytes));
+    assert.equal(r.status, status, `${bytes} bytes`);
+    const chunked = await raw(server, Buffer.concat([Buffer.from(`${head('Transfer-Encoding: chunked\r\n')}${bytes.toString(16)}\r\n`), Buffer.from(text.padEnd(bytes)), Buffer.from('\r\n0\r\n\r\n')]));
+    assert.equal(chunked.status, status, `${bytes} bytes in a chunk`);
+    if (status === 413) for (const x of [r, chunked]) assert.deepEqual([JSON.parse(x.body).error.code, x.headers.connection], ['body_too_large', 'close']);
+  }
+});
+
 test('W10 two requests in one piece are two whole answers, in order', async () => {
   const two = Buffer.concat([httpBytes('POST', chatPath, C, { 'x-request-id': 'one' }), httpBytes('POST', chatPath, { ...C, max_tokens: 1 }, { 'x-request-id': 'two' })]);
   const first = await raw(server, two, { keepOpen: true, onData() {} });
@@ -152,6 +166,94 @@ test('W18 a reader that takes nothing holds up nobody', async () => {
   for (let i = 0; i < 3; i++) assert.equal((await stream(server, ask('What is the capital of Norway?'))).content, 'The capital of Norway is Oslo.');
   c.destroy();
   await server.idle();
+});
+
+test('W19 the end of a client is seen within 100 ms: in the queue, in prefill, in decode', async () => {
+  const s = await startServer({ set: { 'batch.max_sequences': '1', 'batch.prefill_chunk': '8' } });
+  const long = (content, streamed) => httpBytes('POST', chatPath, ask(content, { ignore_eos: true, cache_prompt: false, stream: streamed }));
+  const begin = (content, streamed) => { const c = s.connect(); c.on('error', () => {}).resume().write(long(content, streamed)); return c; };
+  const figure = (name, value) => s.until(`${name} is ${value}`, async () => (await s.status()).gateway[name] === value);
+  const gone = () => s.gateway.lines.filter((l) => l.includes('client_gone')).length;
+  const leave = async (c, how) => {
+    const before = gone(), start = performance.now();
+    how(c);
+    while (gone() === before) {
+      assert.ok(performance.now() - start < 5000 * slow, 'never seen');
+      await new Promise(setImmediate);
+    }
+    return performance.now() - start;
+  };
+  try {
+    for (const how of [(c) => c.destroy(), (c) => c.end(), (c) => c.resetAndDestroy()]) {
+      const ms = [];
+      for (const streamed of [true, false]) {
+        const running = begin('Tell me a story.', streamed);
+        await figure('running', 1);
+        const queued = begin('Tell me a story.', streamed);
+        await figure('queued', 1);
+        ms.push(await leave(queued, how), await leave(running, how));
+        await figure('running', 0);
+        const read = begin('x is '.repeat(800), streamed);
+        await figure('running', 1);
+        ms.push(await leave(read, how));
+        await s.idle();
+      }
+      // One of them may have met a busy machine.
+      assert.ok(ms.sort((a, b) => a - b).at(-2) < 100 * slow, `${ms} ms`);
+    }
+  } finally {
+    await s.stop();
+  }
+});
+
+test('W61 the retries that a client counts are in the log', async () => {
+  await rawPost(server, chatPath, C, { headers: { 'x-request-id': 'third-try', 'x-stainless-retry-count': '2' } });
+  await server.until('the line', () => server.gateway.lines.some((l) => l.includes('third-try') && l.includes('retry=2')));
+});
+
+test('no model file: 503 with the file and the remedy, and the server lives', async () => {
+  const s = await startServer({ model: '/nowhere/there-is-no.gguf', startWorker: false, ready: false, allow: [/no_model/] });
+  try {
+    for (const path of [chatPath, '/v1/completions', '/tokenize', '/apply-template']) {
+      const r = await rawPost(s, path, C);
+      const { error } = JSON.parse(r.body);
+      assert.deepEqual([r.status, error.code, error.type, error.param], [503, 'configuration', 'server_error', null], path);
+      assert.match(error.message, /there-is-no\.gguf.*model\.path/s);
+      assert.match(r.headers['retry-after'], /^([1-9]|[12][0-9]|30)$/);
+    }
+    const ready = await raw(s, httpBytes('GET', '/readyz'));
+    assert.deepEqual([ready.status, JSON.parse(ready.body).status, JSON.parse(ready.body).error.code], [503, 'configuration', 'configuration']);
+    for (const path of ['/livez', '/status', '/metrics', '/']) assert.equal((await s.get(path)).status, 200, path);
+  } finally {
+    await s.stop();
+  }
+});
+
+test('a worker with another model: 500 model_error', async () => {
+  const s = await startServer({ startWorker: false, ready: false, allow: [/unusable/] });
+  try {
+    s.worker.args = s.worker.args.map((a) => (a.startsWith('model.path=') ? `model.path=${thinkModel()}` : a));
+    s.worker.start();
+    await s.until('it is seen', async () => (await s.status()).state === 'model_error');
+    for (const streamed of [false, true]) {
+      const r = await rawPost(s, chatPath, { ...C, stream: streamed });
+      const { error } = JSON.parse(r.body);
+      assert.deepEqual([r.status, error.code, error.type], [500, 'model_error', 'server_error']);
+      assert.equal(r.headers['retry-after'], undefined);
+    }
+  } finally {
+    await s.stop();
+  }
+});
+
+test('the Unix socket is for user and group alone', () => {
+  assert.equal(statSync(server.socket).mode & 0o777, 0o660);
+});
+
+test('an address beyond loopback asks for keys', () => {
+  const r = spawnSync(path.join(bin, 'islet-gateway'), ['--set', `model.path=${tinymoe}`, '--set', 'server.listen=0.0.0.0:0', '--set', 'server.socket=off'], { encoding: 'utf8', timeout: 20000, env: server.env });
+  assert.equal(r.status, 78);
+  assert.match(r.stderr, /server\.listen.*server\.api_key_file/);
 });
 
 test('S16 and S12 by hand: a form that a browser can send reaches no handler', async () => {

@@ -211,6 +211,16 @@ test('W52 whole UTF-8 in every event, read byte by byte', async () => {
     }
     const deltas = events(r.body).list.map((e) => e.choices[0]?.delta?.content ?? '').filter((t) => t.includes('\u{1F600}'));
     assert.equal(deltas.length, 1, 'an emoji of four tokens is in one event');
+    // The tokens that make it have bytes that are no text each, and ride with it.
+    const json = await chat(s, { ...ask('Hi'), logprobs: true, reasoning_format: 'none' });
+    const pieces = json.json.choices[0].logprobs.content;
+    assert.equal(Buffer.from(pieces.flatMap((t) => t.bytes)).toString(), json.content);
+    assert.ok(pieces.filter((t) => t.token.includes('\ufffd')).length >= 2, 'tokens of half characters');
+    for (const t of pieces) assert.equal(t.token, new TextDecoder().decode(Buffer.from(t.bytes)));
+    const streamed = await stream(s, { ...ask('Hi'), logprobs: true, reasoning_format: 'none' });
+    assert.deepEqual(streamed.logprobs, pieces);
+    const split = await stream(s, { ...ask('Hi'), logprobs: true, return_tokens: true });
+    assert.deepEqual(split.logprobs, pieces, 'thoughts have theirs');
     // An SSE event is not cut over two chunks.
     for (const c of r.chunks) assert.ok(c.toString().endsWith('\n\n'));
   } finally {
