@@ -213,38 +213,33 @@ static void ensure_pages(struct engine_run *run, struct engine_slot *slot,
 }
 
 /* Those whose turn it is not have no row in this step. */
-static void take_turns(struct engine_run *run, struct engine_sched_sequence *seen,
-                       struct engine_sched_limits *limits)
+static void take_turns(struct engine_run *run, struct engine_sched_sequence *seen)
 {
-    uint32_t decoding = 0;
-    struct engine_turns_prompts prompts = {.n = 0};
+    struct engine_turns_seen masks = {.present = 0};
     for (uint32_t i = 0; i < run->n_slots; i++) {
-        decoding |= (uint32_t)(seen[i].decoding && seen[i].max_rows > 0) << i;
-        if (seen[i].decoding || seen[i].max_rows == 0)
-            continue;
-        const uint64_t waited_ns = seen[i].waited_ms * 1000000u;
-        prompts.n++;
-        prompts.waited_ns = waited_ns > prompts.waited_ns ? waited_ns : prompts.waited_ns;
-        prompts.urgent |=
-            seen[i].priority < 0 || run->slots[i].kv.computed > run->slots[i].usage.cached;
+        const bool can = run->slots[i].job != NULL && seen[i].max_rows > 0;
+        const bool prompt = can && !seen[i].decoding;
+        masks.present |= (uint32_t)(run->slots[i].job != NULL) << i;
+        masks.decoding |= (uint32_t)(can && seen[i].decoding) << i;
+        masks.prompts |= (uint32_t)prompt << i;
+        masks.long_prompts |= (uint32_t)(prompt && seen[i].remaining >= ENGINE_TURNS_LONG_ROWS)
+                              << i;
     }
-    const uint32_t picked = engine_turns_pick(&run->turns, decoding);
+    const struct engine_turns_choice choice = engine_turns_pick(&run->turns, &masks);
     for (uint32_t i = 0; i < run->n_slots; i++)
-        if ((decoding & ~picked) >> i & 1)
+        if (!((choice.decoding | choice.prompts) >> i & 1))
             seen[i].max_rows = 0;
-    if (!engine_turns_prompt(&run->turns, decoding, &prompts))
-        limits->prefill_chunk = 0;
 }
 
 static uint32_t plan_rows(struct engine_run *run, uint64_t now_ns)
 {
     struct engine_sched_sequence seen[ENGINE_MAX_SEQUENCES];
     uint32_t rows[ENGINE_MAX_SEQUENCES];
-    struct engine_sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
-                                         .row_ns = run->row_ns,
-                                         .whole = run->turns.active};
+    const struct engine_sched_limits limits = {.prefill_chunk = run->config->prefill_chunk,
+                                               .row_ns = run->row_ns,
+                                               .whole = run->turns.active};
     describe(run, now_ns, seen);
-    take_turns(run, seen, &limits);
+    take_turns(run, seen);
     engine_sched_plan(seen, run->n_slots, &limits, rows);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = rows[i];

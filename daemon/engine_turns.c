@@ -20,17 +20,18 @@ static uint32_t width_now(const struct engine_turns *t)
     return t->trial != 0 ? t->trial : t->width;
 }
 
-/* Steps of a turn: as many as keep the others' pause short. */
-static uint32_t turn_steps(const struct engine_turns *t, uint32_t n)
+/* Is the turn over? It has its steps, or all its time: what keeps the others' pause short. */
+static bool is_over(const struct engine_turns *t, uint32_t longest)
 {
-    const uint64_t turns = (n + width_now(t) - 1) / width_now(t); /* until all had one */
-    const uint64_t all = t->step_ns * turns;
-    const uint64_t fit =
-        all == 0 ? ENGINE_TURNS_MOST_STEPS : (uint64_t)ENGINE_TURNS_PAUSE_MS * 1000000u / all;
-    return fit < 1 ? 1 : fit > ENGINE_TURNS_MOST_STEPS ? ENGINE_TURNS_MOST_STEPS : (uint32_t)fit;
+    const uint64_t turns = (t->n + width_now(t) - 1) / width_now(t); /* until all had one */
+    const uint64_t most_ns = (uint64_t)ENGINE_TURNS_PAUSE_MS * 1000000u / turns;
+    return t->steps >= ENGINE_TURNS_MOST_STEPS || t->prompt_ns > most_ns ||
+           t->decode_ns + t->step_ns > most_ns ||
+           ((t->fresh >> longest & 1) && (t->current & t->first) == 0 &&
+            t->decode_ns >= ENGINE_TURNS_FIRST_MS * UINT64_C(1000000));
 }
 
-/* The one of the mask whose last turn is longest ago. */
+/* The one of the mask that has waited longest. */
 static uint32_t longest_waiting(const struct engine_turns *t, uint32_t mask)
 {
     uint32_t best = ENGINE_TURNS_SEQUENCES;
@@ -40,39 +41,59 @@ static uint32_t longest_waiting(const struct engine_turns *t, uint32_t mask)
     return best;
 }
 
-uint32_t engine_turns_pick(struct engine_turns *t, uint32_t decoding)
+/* The present turn's sequences have not waited at all. */
+static void stamp(struct engine_turns *t)
 {
-    const uint32_t n = t->n = count(decoding);
-    if (!t->active || n <= width_now(t)) {
-        t->current = decoding;
-        t->left = 0;
-        return decoding;
-    }
-    t->current &= decoding;
-    if (t->left == 0) {
-        t->current = 0;
-        t->left = turn_steps(t, n);
-    }
-    while (count(t->current) > width_now(t)) /* the width shrank within a turn */
-        t->current &= t->current - 1;
-    while (count(t->current) < width_now(t)) {
-        const uint32_t i = longest_waiting(t, decoding & ~t->current);
-        t->current |= 1u << i;
-        t->last[i] = ++t->clock;
-    }
-    return t->current;
+    t->clock++;
+    for (uint32_t i = 0; i < ENGINE_TURNS_SEQUENCES; i++)
+        if (t->current >> i & 1)
+            t->last[i] = t->clock;
 }
 
-bool engine_turns_prompt(const struct engine_turns *t, uint32_t decoding,
-                         const struct engine_turns_prompts *prompts)
+static void greet(struct engine_turns *t, uint32_t present)
 {
-    const uint32_t n = count(decoding);
-    if (!t->active || n == 0)
-        return true;
-    if (t->owed_ns > 0)
-        return false;
-    return prompts->urgent || n == 1 || prompts->n >= n ||
-           prompts->waited_ns / ENGINE_TURNS_COMPANY >= t->chunk_ns;
+    t->known &= present;
+    t->fresh &= present;
+    for (uint32_t i = 0; i < ENGINE_TURNS_SEQUENCES; i++)
+        if ((present & ~t->known) >> i & 1)
+            t->last[i] = ++t->clock;
+    t->fresh |= present & ~t->known;
+    t->known = present;
+}
+
+struct engine_turns_choice engine_turns_pick(struct engine_turns *t,
+                                             const struct engine_turns_seen *seen)
+{
+    const uint32_t all = seen->decoding | seen->prompts;
+    t->n = count(all);
+    if (!t->active)
+        return (struct engine_turns_choice){seen->decoding, seen->prompts};
+    greet(t, seen->present | all);
+    t->current &= all;
+    if (t->trial > count(seen->decoding)) /* it is of decoding */
+        t->trial = 0;
+    if (t->n > width_now(t)) {
+        while (count(t->current) > width_now(t)) /* the width shrank within a turn */
+            t->current &= t->current - 1;
+        if (t->current == 0 || is_over(t, longest_waiting(t, all & ~t->current))) {
+            t->first = 0;
+            stamp(t); /* those who came meanwhile have waited longer */
+            t->current = t->steps = 0;
+            t->prompt_ns = t->decode_ns = t->owed_ns = 0;
+        }
+        while (count(t->current) < width_now(t))
+            t->current |=
+                1u << longest_waiting(t, (t->trial != 0 ? seen->decoding : all) & ~t->current);
+        t->first = t->current & (t->first | t->fresh);
+    } else {
+        t->current = all;
+    }
+    t->fresh &= ~t->current;
+    uint32_t prompts = t->current & seen->prompts;
+    if (prompts & seen->long_prompts)
+        prompts |= seen->long_prompts;
+    const uint32_t decoding = t->current & seen->decoding;
+    return (struct engine_turns_choice){decoding, decoding != 0 && t->owed_ns > 0 ? 0 : prompts};
 }
 
 static void add(struct engine_turns_rate *r, uint32_t rows, uint64_t ns)
@@ -142,15 +163,16 @@ void engine_turns_done(struct engine_turns *t, uint32_t decode_rows, uint32_t pr
 {
     if (!t->active)
         return;
+    stamp(t);
     if (prompt_rows > 0) {
-        t->chunk_ns = ns;
-        if (decode_rows > 0)
-            t->owed_ns = ns;
+        t->prompt_ns += ns;
+        t->owed_ns = decode_rows > 0 ? ns : 0;
+        t->trial = 0; /* it would measure something else */
         return;
     }
-    t->owed_ns = decode_rows > 0 && t->owed_ns > ns ? t->owed_ns - ns : 0;
+    t->owed_ns = t->owed_ns > ns ? t->owed_ns - ns : 0;
+    t->decode_ns += ns;
     t->step_ns = ns;
-    if (t->left > 0)
-        t->left--;
+    t->steps++;
     measure(t, decode_rows, ns);
 }

@@ -298,6 +298,7 @@ static void test_engine_admit_who_loses_its_pages_loses_its_turn(void **state)
     fill_slot(s, 0, 9, 21, 20);
     fill_slot(s, 1, 9, KV_PREFIX_PAGE + 1, KV_PREFIX_PAGE);
     engine_turns_start(&s->run.turns, true, 1);
+    s->run.turns.known = 3;
     s->run.turns.last[0] = s->run.turns.clock = 1;
     assert_int_equal(engine_admit_rows(&s->run, 0), 1);
     assert_int_equal(s->run.slots[0].rows, 1);

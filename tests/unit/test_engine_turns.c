@@ -1,5 +1,5 @@
-/* Sequences take turns when that is faster, all together when that is; nobody starves, and a
- * prompt's chunk is paid back. */
+/* Sequences take turns when that is faster, all together when that is; nobody starves; a prompt is
+ * computed in its own sequence's turn, long ones together. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,6 @@
 #include "engine_turns.h"
 
 static const uint64_t ms = 1000000;
-static const struct engine_turns_prompts one = {.n = 1}; /* that has just come */
 
 /* Steps with all of `mask` decoding; a step of n rows takes fixed + each * n^power. */
 struct world {
@@ -23,7 +22,10 @@ static void play(struct world *w, uint32_t mask, unsigned n, uint64_t fixed, uin
                  uint64_t square)
 {
     for (unsigned i = 0; i < n; i++) {
-        const uint32_t picked = engine_turns_pick(&w->t, mask);
+        const struct engine_turns_seen seen = {.present = mask, .decoding = mask};
+        const struct engine_turns_choice choice = engine_turns_pick(&w->t, &seen);
+        const uint32_t picked = choice.decoding;
+        assert_int_equal(choice.prompts, 0);
         const uint32_t rows = (uint32_t)__builtin_popcount(picked);
         assert_int_not_equal(picked, 0);
         assert_int_equal(picked & ~mask, 0);
@@ -50,9 +52,14 @@ static void test_engine_turns_inactive_lets_all_decode(void **state)
     (void)state;
     struct engine_turns t;
     engine_turns_start(&t, false, 1);
-    assert_int_equal(engine_turns_pick(&t, 0xff00ff), 0xff00ff);
-    engine_turns_done(&t, 16, 100, 1000 * ms);
-    assert_true(engine_turns_prompt(&t, 0xff, &one));
+    const struct engine_turns_seen seen = {
+        .present = 0xffffff, .decoding = 0xff00ff, .prompts = 0xff00};
+    for (int i = 0; i < 3; i++) {
+        const struct engine_turns_choice c = engine_turns_pick(&t, &seen);
+        assert_int_equal(c.decoding, 0xff00ff);
+        assert_int_equal(c.prompts, 0xff00);
+        engine_turns_done(&t, 16, 100, 1000 * ms);
+    }
 }
 
 static void test_engine_turns_narrow_wins_where_batches_read_more(void **state)
@@ -114,47 +121,96 @@ static void test_engine_turns_those_who_leave_and_come_are_followed(void **state
     assert_true(w.rows > 3000);
 }
 
-static void test_engine_turns_a_chunk_is_paid_back_before_the_next(void **state)
+/* One step: `decoding` and `prompts` are there, `longs` of the prompts are long. */
+static struct engine_turns_choice one_step(struct engine_turns *t, uint32_t decoding,
+                                           uint32_t prompts, uint32_t longs, uint64_t ns)
 {
-    (void)state;
-    struct engine_turns t;
-    engine_turns_start(&t, true, 4);
-    assert_true(engine_turns_prompt(&t, 1, &one));
-    engine_turns_done(&t, 1, 512, 6000 * ms);
-    unsigned steps = 0;
-    for (; !engine_turns_prompt(&t, 1, &one); steps++) {
-        assert_true(engine_turns_prompt(&t, 0, &one)); /* nobody decodes: no reason to wait */
-        engine_turns_done(&t, 1, 0, 100 * ms);
-    }
-    assert_int_equal(steps, 60);
-    engine_turns_done(&t, 0, 512, 6000 * ms); /* nobody was held up */
-    assert_true(engine_turns_prompt(&t, 1, &one));
+    const struct engine_turns_seen seen = {.present = decoding | prompts,
+                                           .decoding = decoding,
+                                           .prompts = prompts,
+                                           .long_prompts = longs};
+    const struct engine_turns_choice c = engine_turns_pick(t, &seen);
+    engine_turns_done(t, (uint32_t)__builtin_popcount(c.decoding), c.prompts == 0 ? 0 : 16, ns);
+    return c;
 }
 
-/* Prompts share reads with one another: beside several answers one waits for company, for a while. */
-static void test_engine_turns_a_prompt_waits_for_others_but_not_for_long(void **state)
+static void test_engine_turns_a_short_prompt_begins_its_own_turn(void **state)
 {
     (void)state;
     struct engine_turns t;
-    struct engine_turns_prompts p = {.n = 1};
     engine_turns_start(&t, true, 1);
-    assert_true(engine_turns_prompt(&t, 7, &p)); /* what a chunk takes is not known yet */
-    engine_turns_done(&t, 0, 30, 3000 * ms);
-    assert_false(engine_turns_prompt(&t, 7, &p));
-    assert_true(engine_turns_prompt(&t, 4, &p)); /* one answer only: it goes in between */
-    p.waited_ns = 8999 * ms;
-    assert_false(engine_turns_prompt(&t, 7, &p));
-    p.waited_ns = 9000 * ms;
-    assert_true(engine_turns_prompt(&t, 7, &p));
-    p.waited_ns = UINT64_MAX;
-    assert_true(engine_turns_prompt(&t, 7, &p));
-    p = (struct engine_turns_prompts){.n = 2};
-    assert_false(engine_turns_prompt(&t, 7, &p));
-    assert_true(engine_turns_prompt(&t, 3, &p)); /* as many as decode */
-    p = (struct engine_turns_prompts){.n = 1, .urgent = true};
-    assert_true(engine_turns_prompt(&t, 7, &p));
-    engine_turns_done(&t, 1, 30, 3000 * ms);
-    assert_false(engine_turns_prompt(&t, 7, &p)); /* the last chunk is not paid back */
+    assert_int_equal(one_step(&t, 0, 1, 0, 2000 * ms).prompts, 1);
+    for (int i = 0; i < 25; i++)
+        assert_int_equal(one_step(&t, 1, 0, 0, 100 * ms).decoding, 1);
+    /* 2.5 s of decoding: who comes now need not wait for the end of the turn */
+    struct engine_turns_choice c = one_step(&t, 1, 2, 0, 2000 * ms);
+    assert_int_equal(c.decoding, 0);
+    assert_int_equal(c.prompts, 2);
+    for (int i = 0; i < 4; i++) {
+        c = one_step(&t, 3, 4, 0, 100 * ms);
+        assert_int_equal(c.decoding, 2); /* its own answers follow the prompt */
+        assert_int_equal(c.prompts, 0);
+    }
+    unsigned steps = 0;
+    while ((c = one_step(&t, 3, 4, 0, 100 * ms)).decoding == 2)
+        steps++;
+    assert_in_range(steps, 40, ENGINE_TURNS_MOST_STEPS);
+    assert_int_equal(c.decoding, 1); /* it waited before the third came */
+    assert_int_equal(c.prompts, 0);
+}
+
+static void test_engine_turns_long_prompts_share_chunks(void **state)
+{
+    (void)state;
+    struct engine_turns t;
+    engine_turns_start(&t, true, 1);
+    struct engine_turns_choice c = one_step(&t, 0, 7, 6, 3000 * ms);
+    assert_int_equal(c.prompts, 1); /* a short one alone */
+    unsigned steps = 0;             /* its first turn is whole */
+    while ((c = one_step(&t, 1, 6, 6, 100 * ms)).decoding == 1)
+        steps++;
+    assert_in_range(steps, 60, ENGINE_TURNS_MOST_STEPS);
+    assert_int_equal(c.prompts, 6);
+    c = one_step(&t, 7, 0, 0, 100 * ms);
+    assert_int_equal(c.decoding, 2); /* and the turn goes on */
+}
+
+/* Chunks of a prompt that is never done let the others have their turns. */
+static void test_engine_turns_an_endless_prompt_starves_nobody(void **state)
+{
+    (void)state;
+    struct engine_turns t;
+    engine_turns_start(&t, true, 1);
+    uint64_t prompt_ns = 0, decode_ns = 0;
+    for (unsigned i = 0; i < 5000; i++) {
+        t.width = i < 2500 ? 1 : 2; /* in turns, then both in one */
+        const struct engine_turns_seen seen = {
+            .present = 3, .decoding = 1, .prompts = 2, .long_prompts = 2};
+        const struct engine_turns_choice c = engine_turns_pick(&t, &seen);
+        const uint64_t ns = c.prompts != 0 ? 6000 * ms : 100 * ms;
+        engine_turns_done(&t, c.decoding != 0, c.prompts != 0 ? 512 : 0, ns);
+        *(c.prompts != 0 ? &prompt_ns : &decode_ns) += ns;
+    }
+    assert_in_range(prompt_ns, decode_ns / 2, decode_ns * 3);
+}
+
+static void test_engine_turns_one_without_pages_keeps_its_place(void **state)
+{
+    (void)state;
+    struct engine_turns t;
+    engine_turns_start(&t, true, 1);
+    struct engine_turns_seen seen = {.present = 7, .decoding = 7};
+    (void)engine_turns_pick(&t, &seen);
+    engine_turns_done(&t, 1, 0, 100 * ms);
+    seen.decoding = 5; /* 1 lost its pages */
+    for (int i = 0; i < 400; i++) {
+        (void)engine_turns_pick(&t, &seen);
+        engine_turns_done(&t, 1, 0, 100 * ms);
+    }
+    const uint64_t before = t.last[1];
+    seen.decoding = 7;
+    (void)engine_turns_pick(&t, &seen);
+    assert_true(t.last[1] == before && before < t.last[0] && before < t.last[2]);
 }
 
 int main(void)
@@ -166,8 +222,10 @@ int main(void)
         cmocka_unit_test(test_engine_turns_a_guess_wider_than_needed_is_tried_too),
         cmocka_unit_test(test_engine_turns_everyone_gets_the_same_share),
         cmocka_unit_test(test_engine_turns_those_who_leave_and_come_are_followed),
-        cmocka_unit_test(test_engine_turns_a_chunk_is_paid_back_before_the_next),
-        cmocka_unit_test(test_engine_turns_a_prompt_waits_for_others_but_not_for_long),
+        cmocka_unit_test(test_engine_turns_a_short_prompt_begins_its_own_turn),
+        cmocka_unit_test(test_engine_turns_long_prompts_share_chunks),
+        cmocka_unit_test(test_engine_turns_an_endless_prompt_starves_nobody),
+        cmocka_unit_test(test_engine_turns_one_without_pages_keeps_its_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
