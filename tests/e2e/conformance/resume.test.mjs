@@ -89,6 +89,7 @@ test('killed again and again: one text', async () => {
     const { events, assemble } = await import('../clients/server.mjs');
     const got = assemble(events(r.body).list);
     const undisturbed = await chat(server, { ...greedy, max_tokens: 600 });
+    assert.equal(undisturbed.status, 200, undisturbed.body.toString());
     assert.equal(got.content, undisturbed.content);
     assert.ok(got.usage.islet.resumed >= 1, `${got.usage.islet.resumed} times resumed`);
   } finally {

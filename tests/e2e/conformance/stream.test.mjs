@@ -292,7 +292,7 @@ test('W54 padding of slow JSON', async () => {
 });
 
 test('W55 drain', async () => {
-  const s = await startServer({ restart: false });
+  const s = await startServer({ restart: false, set: { 'server.drain_deadline': `${30 * slow} s` } });
   try {
     let other;
     const r = await rawPost(s, '/v1/chat/completions', { ...long, max_tokens: 1500, stream: true }, {
