@@ -199,7 +199,9 @@ static enum err_code token_step(struct gw_text *t, gw_text_emit *emit, void *use
     if (t->collects)
         buf_append(&t->ends, &t->bytes, sizeof t->bytes);
     t->pushed++;
-    enum err_code code = gw_stop_push(t->stop, piece, n, e);
+    enum err_code code = memory_check(t, e); /* entries are read below */
+    if (code == ERR_OK)
+        code = gw_stop_push(t->stop, piece, n, e);
     if (code != ERR_OK)
         return code;
     segments_emit(t, emit, user);

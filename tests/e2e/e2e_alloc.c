@@ -22,6 +22,7 @@
 #include <jansson.h>
 
 #include "alloc.h"
+#include "buf.h"
 #include "fake_worker.h"
 #include "gw_api.h"
 #include "gw_auth.h"
@@ -34,7 +35,8 @@
 
 enum {
     LIMIT_S = 60,
-    ANSWER = 1 << 16
+    ANSWER = 1 << 20,
+    ECHOED = 800 /* prompt tokens; with 5 others each more than is rendered on the loop */
 };
 
 static char folder[64];
@@ -138,23 +140,64 @@ enum outcome {
     CLOSED
 };
 
+enum kind {
+    JSON,
+    STREAM,
+    ECHO_JSON,   /* a completion whose prompt's logprobs are made in the pool */
+    ECHO_STREAM, /* the same as a stream */
+    KIND_N
+};
+
+static void request_write(struct buf *out, enum kind kind)
+{
+    const bool echo = kind >= ECHO_JSON, stream = kind == STREAM || kind == ECHO_STREAM;
+    struct buf body = BUF_INIT(ANSWER);
+    buf_text(&body, echo ? "{\"prompt\":[10" : "{\"messages\":[{\"role\":\"user\",");
+    for (unsigned i = 1; echo && i < ECHOED; i++)
+        buf_format(&body, ",%u", 300 + i);
+    buf_text(&body, echo ? "],\"echo\":true,\"logprobs\":5," : "\"content\":\"abc\"}],");
+    buf_format(&body, "\"max_tokens\":12,\"ignore_eos\":true,\"temperature\":0,\"stream\":%s}",
+               stream ? "true" : "false");
+    buf_format(out,
+               "POST /v1/%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+               "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+               echo ? "completions" : "chat/completions", body.size);
+    buf_append(out, body.data, body.size);
+    buf_byte(out, 0);
+    assert_false(buf_failed(out) || buf_failed(&body));
+    buf_done(&body);
+}
+
+/* The answer has all that it should have. */
+static bool is_whole(const char *answer, enum kind kind)
+{
+    size_t n_offsets = 0;
+    for (const char *p = answer; (p = strstr(p, "\"text_offset\":[")) != NULL; p++)
+        for (const char *q = p; *q != ']'; q++)
+            n_offsets += *q == ',';
+    if (kind == ECHO_JSON && n_offsets != ECHOED + 12 - 1)
+        return false;
+    if (kind == STREAM || kind == ECHO_STREAM)
+        return strstr(answer, "\"finish_reason\":\"length\"") != NULL &&
+               strstr(answer, "data: [DONE]") != NULL;
+    const char *body = strstr(answer, "\r\n\r\n");
+    json_t *root = body != NULL ? json_loads(body + 4, 0, NULL) : NULL;
+    const bool whole = root != NULL && strstr(answer, "\"completion_tokens\":12") != NULL;
+    json_decref(root);
+    return whole;
+}
+
 /* One request on a connection of its own, the kth allocation from then on failing (0: none). */
-static enum outcome ask(uint64_t k, bool stream)
+static enum outcome ask(uint64_t k, enum kind kind)
 {
     static char answer[ANSWER];
-    char request[512], body[256];
-    snprintf(body, sizeof body,
-             "{\"messages\":[{\"role\":\"user\",\"content\":\"abc\"}],\"max_tokens\":12,"
-             "\"ignore_eos\":true,\"temperature\":0,\"stream\":%s}",
-             stream ? "true" : "false");
-    snprintf(request, sizeof request,
-             "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-             "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
-             strlen(body), body);
+    static struct buf request = BUF_INIT(ANSWER);
     const int fd = dial("http.sock");
     size_t n = 0;
+    buf_clear(&request);
+    request_write(&request, kind);
     alloc_fail_at(k, 0);
-    (void)!send(fd, request, strlen(request), MSG_NOSIGNAL);
+    (void)!send(fd, request.data, request.size - 1, MSG_NOSIGNAL);
     for (ssize_t more; n < ANSWER - 1; n += (size_t)more) {
         more = recv(fd, answer + n, ANSWER - 1 - n, 0);
         if (more < 0 && errno == EAGAIN)
@@ -164,29 +207,31 @@ static enum outcome ask(uint64_t k, bool stream)
     }
     alloc_fail_at(0, 0);
     close(fd);
+    buf_done(&request);
     answer[n] = '\0';
     if (strncmp(answer, "HTTP/1.1 503 ", 13) == 0 && strstr(answer, "\"overloaded\"") != NULL)
         return REFUSED;
     if (n > 0 && strncmp(answer, "HTTP/1.1 200 ", 13) != 0)
         fail_msg("k %llu: %.300s", (unsigned long long)k, answer);
-    if (!stream)
-        return strstr(answer, "\"completion_tokens\":12") != NULL ? WHOLE : CLOSED;
-    if (strstr(answer, "data: [DONE]") == NULL)
-        return CLOSED;
-    return strstr(answer, "\"finish_reason\":\"length\"") != NULL ? WHOLE : REFUSED;
+    if (is_whole(answer, kind))
+        return WHOLE;
+    const bool stream = kind == STREAM || kind == ECHO_STREAM;
+    if (!stream && strstr(answer, "\r\n\r\n{") != NULL)
+        fail_msg("k %llu: half an answer: %.300s", (unsigned long long)k, answer);
+    return stream && strstr(answer, "data: [DONE]") != NULL ? REFUSED : CLOSED;
 }
 
-static unsigned fail_each(bool stream)
+static unsigned fail_each(enum kind kind)
 {
     unsigned others = 0;
     bool failed = true; /* false: the kth call lies behind the request's last one */
     for (uint64_t k = 1; failed; k++) {
         const uint64_t refused = alloc_refused();
-        const enum outcome got = ask(k, stream);
+        const enum outcome got = ask(k, kind);
         failed = alloc_refused() != refused;
         others += got != WHOLE;
         if (got != WHOLE)
-            assert_int_equal(ask(0, stream), WHOLE);
+            assert_int_equal(ask(0, kind), WHOLE);
     }
     return others;
 }
@@ -200,13 +245,15 @@ static void test_alloc_gateway_survives_each_failure(void **state)
     const pid_t worker = fake_start();
     const uint64_t before = alloc_live_blocks();
     gateway_start(g);
-    assert_int_equal(ask(0, false), WHOLE);
-    assert_int_equal(ask(0, true), WHOLE);
-    const unsigned plain = fail_each(false), streamed = fail_each(true);
-    print_message("failures that a client saw: %u of a JSON answer, %u of a stream\n", plain,
-                  streamed);
-    assert_true(plain > 10 && streamed > 10);
-    assert_int_equal(ask(0, false), WHOLE);
+    for (enum kind kind = JSON; kind < KIND_N; kind++)
+        assert_int_equal(ask(0, kind), WHOLE);
+    for (enum kind kind = JSON; kind < KIND_N; kind++) {
+        const unsigned n = fail_each(kind);
+        print_message("failures that a client saw, kind %u: %u\n", (unsigned)kind, n);
+        assert_true(n > 10);
+    }
+    for (enum kind kind = JSON; kind < KIND_N; kind++)
+        assert_int_equal(ask(0, kind), WHOLE);
     kill(getpid(), SIGTERM);
     assert_int_equal(pthread_join(g->thread, NULL), 0);
     gw_service_done(&g->service);
