@@ -26,7 +26,7 @@ static const struct {
     {"norm", bits_norm, 200},           {"rope", bits_rope, 100},
     {"attention", bits_attention, 120}, {"router", bits_router, 200},
     {"experts", bits_experts, 150},     {"small", bits_small, 100},
-    {"nonfinite", bits_nonfinite, 100},
+    {"nonfinite", bits_nonfinite, 100}, {"device", bits_device, 100},
 };
 static const size_t N_CASES = sizeof cases / sizeof cases[0];
 
@@ -104,6 +104,8 @@ static bool check_level_exp(struct bits_run *run)
 
 static bool is_wanted(const struct bits_run *run, size_t c)
 {
+    if (!run->device && cases[c].run == bits_device)
+        return false;
     return run->only == NULL || strcmp(run->only, cases[c].name) == 0;
 }
 
