@@ -3,11 +3,12 @@
  * it:
  *
  * A block of eight warps owns some stripes. An *item* is one tile of one stripe; warps take items in
- * turn, each with one 16-byte load per lane and 512 bytes. The first item's loads leave before the
- * activations are fetched to shared memory. A tile's integer sums come from the tensor core (A5),
- * become t's (16 outputs x columns x blocks) in shared memory, and after a barrier one thread per
- * (stripe, output, column) folds them in block order (A6). Inputs beyond K_CUDA_DECODE_TILES tiles
- * are taken in chunks; the accumulators wait in shared memory.
+ * turn, each through a ring of its own in shared memory that asynchronous copies fill, so that up to
+ * K_CUDA_DECODE_RING tiles a warp are on their way whatever the registers. The first ones leave before
+ * the activations are fetched. A tile's integer sums come from the tensor core (A5), become t's (16
+ * outputs x columns x blocks) in shared memory, and after a barrier one thread per (stripe, output,
+ * column) folds them in block order (A6). Many inputs are taken in chunks of tiles; the accumulators
+ * wait in shared memory.
  *
  * COLUMNS is 1 or 8. With 1 every column of operand B is the same one, so that the lanes t of a row
  * all have its sum: lane t keeps row g + 8 * (t & 1). */
@@ -17,52 +18,61 @@
 #include "k_cuda.cuh"
 #include "k_cuda_mma.cuh"
 #include "k_cuda_tile.h"
+#include "k_cuda_warp.cuh"
 
 enum {
     K_CUDA_DECODE_WARPS = 8,
     K_CUDA_DECODE_THREADS = 32 * K_CUDA_DECODE_WARPS,
-    K_CUDA_DECODE_ANY = -1 /* as a template's format: whatever the stripes say */
+    K_CUDA_DECODE_BLOCKS = 3, /* on a multiprocessor, at least */
+    K_CUDA_DECODE_RING = 3,   /* most tiles of a warp's ring */
+    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the stripes say */
 };
 
 /* What a launch chooses. */
 struct k_cuda_decode_shape {
     uint32_t stripes; /* of a block, per set */
     uint32_t tiles;   /* of a chunk */
+    uint32_t ring;    /* slots of a warp's ring: K_CUDA_DECODE_RING, or as many as it has items */
+    uint32_t slot;    /* bytes of one: the largest tile that occurs */
+    uint32_t blocks;  /* of a tile, 1 or 8: the most that occur */
 };
 
-/* Up to two sets of equally many neighbouring stripes (an expert's gate and up). */
+/* One or two sets of equally many neighbouring stripes (an expert's gate and up), of one format. */
 struct k_cuda_decode_stripes {
     const uint8_t *first[2]; /* first stripe of each */
-    enum k_format format[2];
+    enum k_format format;
     uint32_t sets, count; /* count per set */
 };
 
-/* Shared memory of a block, carved from `base`. `stripes` counts all sets. */
+/* Shared memory of a block, carved from `base`. */
 struct k_cuda_decode_shared {
+    uint8_t *ring;  /* [warps][ring][slot] */
     int8_t *q;      /* [columns][tiles * 256 + 16]: the 16 spread ldmatrix's rows over the banks */
     int16_t *sum;   /* [columns][tiles * 8 + 8] */
-    float *dx;      /* [columns][tiles * blocks + 1] */
     float *t;       /* [stripes][tiles * blocks][16][columns] */
-    float *acc;     /* [sets' stripes][16][columns] */
+    float *acc;     /* [stripes][16][columns] */
+    float *dx;      /* [columns][tiles * blocks + 1] */
     uint32_t bytes; /* in all */
 };
 
-/* blocks: of a tile (1 or 8), the largest that occurs; acc_stripes: those whose results are kept. */
 static inline __host__ __device__ struct k_cuda_decode_shared k_cuda_decode_carve(
-    void *base, uint32_t columns, uint32_t tiles, uint32_t blocks, uint32_t stripes)
+    void *base, const struct k_cuda_decode_shape &shape, uint32_t sets, uint32_t columns)
 {
     struct k_cuda_decode_shared s;
+    const uint32_t stripes = sets * shape.stripes;
     uint8_t *p = (uint8_t *)base;
+    s.ring = p;
+    p += K_CUDA_DECODE_WARPS * shape.ring * shape.slot;
     s.q = (int8_t *)p;
-    p += columns * (tiles * 256 + 16);
+    p += columns * (shape.tiles * 256 + 16);
     s.sum = (int16_t *)(void *)p;
-    p += columns * (tiles * 16 + 16);
+    p += columns * (shape.tiles * 16 + 16);
     s.t = (float *)(void *)p;
-    p += (size_t)stripes * tiles * blocks * 16 * columns * 4;
+    p += stripes * shape.tiles * shape.blocks * 16 * columns * 4;
     s.acc = (float *)(void *)p;
     p += stripes * 16 * columns * 4;
     s.dx = (float *)(void *)p;
-    p += columns * (tiles * blocks + 1) * 4;
+    p += columns * (shape.tiles * shape.blocks + 1) * 4;
     s.bytes = (uint32_t)(p - (uint8_t *)base);
     return s;
 }
@@ -80,44 +90,23 @@ static inline __host__ __device__ enum k_form k_cuda_decode_form(enum k_format f
 
 /* ---- one tile -------------------------------------------------------------------------------- */
 
-/* A lane's words of a tile: 16 bytes of each load; headers of outputs g and g + 8 (COLUMNS = 1: one,
- * of g + 8 * (t & 1)). */
-template <int COLUMNS> struct k_cuda_decode_words {
-    uint4 load[8];
-    uint4 head[COLUMNS == 1 ? 1 : 2];
-    uint32_t d[COLUMNS == 1 ? 1 : 2]; /* Q6_K */
-};
-
-/* Output of a lane's header i. */
+/* Output of a lane's header i: g and g + 8; COLUMNS = 1: one header, of g + 8 * (t & 1). */
 template <int COLUMNS> static __device__ __forceinline__ uint32_t k_cuda_decode_row(int i)
 {
     const uint32_t l = threadIdx.x % 32;
     return COLUMNS == 1 ? l / 4 + 8 * (l & 1) : l / 4 + 8 * i;
 }
 
-/* Weights are read once: past the first-level cache. */
-static __device__ __forceinline__ uint4 k_cuda_decode_fetch(const uint8_t *p)
+/* A lane's 16 bytes of load c of a tile. */
+static __device__ __forceinline__ uint4 k_cuda_decode_load(const uint8_t *tile, int c)
 {
-    return __ldcs((const uint4 *)(const void *)p);
+    return *(const uint4 *)(const void *)(tile + 512 * c + 16 * (threadIdx.x % 32));
 }
 
 template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_load(struct k_cuda_decode_words<COLUMNS> &w,
-                                                          enum k_format f, const uint8_t *tile)
+static __device__ __forceinline__ uint4 k_cuda_decode_head(const uint8_t *heads, int i)
 {
-    const uint32_t loads = f == K_Q8_0 ? 8 : f == K_Q6_K ? 6 : f == K_Q5_K ? 5 : 4;
-    const uint32_t l = threadIdx.x % 32, head = k_cuda_tile_head(f);
-#pragma unroll
-    for (uint32_t c = 0; c < 8; c++)
-        if (c < loads)
-            w.load[c] = k_cuda_decode_fetch(tile + 512 * c + 16 * l);
-#pragma unroll
-    for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++) {
-        const uint32_t row = k_cuda_decode_row<COLUMNS>(i);
-        w.head[i] = __ldg((const uint4 *)(const void *)(tile + head + 16 * row));
-        if (f == K_Q6_K)
-            w.d[i] = __ldg((const uint16_t *)(const void *)(tile + K_CUDA_TILE_Q6_K_D + 2 * row));
-    }
+    return *(const uint4 *)(const void *)(heads + 16 * k_cuda_decode_row<COLUMNS>(i));
 }
 
 /* The sums of a lane that it goes on with: COLUMNS = 1: one; 8: four as operand C has them. */
@@ -192,16 +181,16 @@ static __device__ __forceinline__ uint32_t k_cuda_decode_five(uint32_t nibbles, 
 /* S of Q4_K and Q5_K. Q4_K's high nibbles stay where they are: their sums are 16-fold and kept
  * apart (below 2^29), so that the shift down comes once. */
 template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_fives(
-    struct k_cuda_decode_sums<COLUMNS> &s, const struct k_cuda_decode_words<COLUMNS> &w,
-    const int8_t *x, const uint32_t (*scales)[2])
+static __device__ __forceinline__ void k_cuda_decode_fives(struct k_cuda_decode_sums<COLUMNS> &s,
+                                                           const uint8_t *tile, const int8_t *x,
+                                                           const uint32_t (*scales)[2])
 {
     struct k_cuda_decode_sums<COLUMNS> high = {
     };
-    const uint4 h = w.load[4];
+    const uint4 h = F == K_Q5_K ? k_cuda_decode_load(tile, 4) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        const uint4 v = w.load[c];
+        const uint4 v = k_cuda_decode_load(tile, c);
         uint32_t b[4];
         int low_sum[4], high_sum[4], scale[2][2];
         k_cuda_mma_load(b, x + 64 * c);
@@ -247,9 +236,10 @@ static __device__ __forceinline__ int k_cuda_decode_mins(const uint32_t mins[2],
 
 /* t's of a Q4_K or Q5_K tile. sum: the tile's sums of column 0, the next column sum_stride on. */
 template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_k_with_mins(
-    const struct k_cuda_decode_words<COLUMNS> &w, const int8_t *x, const int16_t *sum,
-    uint32_t sum_stride, float *t)
+static __device__ __forceinline__ void k_cuda_decode_k_with_mins(const uint8_t *tile,
+                                                                 const int8_t *x,
+                                                                 const int16_t *sum,
+                                                                 uint32_t sum_stride, float *t)
 {
     enum {
         HEADS = COLUMNS == 1 ? 1 : 2,
@@ -262,15 +252,16 @@ static __device__ __forceinline__ void k_cuda_decode_k_with_mins(
     float d[HEADS], dmin[HEADS], r[SUMS];
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
-        const uint4 h = w.head[i]; /* d and dmin, then scales[12]: k_format_scale_min */
-        d[i] = k_cuda_mma_of_f16(h.x & 0xffffu);
-        dmin[i] = k_cuda_mma_of_f16(h.x >> 16);
+        /* d and dmin, then scales[12]: k_format_scale_min */
+        const uint4 h = k_cuda_decode_head<COLUMNS>(tile + k_cuda_tile_head(F), i);
+        d[i] = k_cuda_warp_of_f16(h.x & 0xffffu);
+        dmin[i] = k_cuda_warp_of_f16(h.x >> 16);
         scales[i][0] = h.y & 0x3f3f3f3fu;
         mins[i][0] = h.z & 0x3f3f3f3fu;
         scales[i][1] = (h.w & 0x0f0f0f0fu) | (h.y >> 2 & 0x30303030u);
         mins[i][1] = (h.w >> 4 & 0x0f0f0f0fu) | (h.z >> 2 & 0x30303030u);
     }
-    k_cuda_decode_fives<F, COLUMNS>(s, w, x, scales);
+    k_cuda_decode_fives<F, COLUMNS>(s, tile, x, scales);
     uint4 of[COLUMNS == 1 ? 1 : 2];
 #pragma unroll
     for (int k = 0; k < (COLUMNS == 1 ? 1 : 2); k++)
@@ -285,11 +276,39 @@ static __device__ __forceinline__ void k_cuda_decode_k_with_mins(
     k_cuda_decode_put<COLUMNS>(r, t);
 }
 
+/* Adds the two sub-blocks of 32 inputs, number k of half a tile. v: the half's loads; b: operand B of
+ * each 16 inputs. */
+template <int COLUMNS>
+static __device__ __forceinline__ void k_cuda_decode_six_32(struct k_cuda_decode_sums<COLUMNS> &s,
+                                                            const uint4 (&v)[3],
+                                                            const uint4 *scales, int half, int k,
+                                                            const uint32_t *b)
+{
+    const int j = 4 * half + k;
+    uint32_t w[3];
+    int first[4], second[4], scale[2][2];
+#pragma unroll
+    for (int p = 0; p < 3; p++)
+        w[p] = k_cuda_decode_word(v[(3 * k + p) / 4], (3 * k + p) % 4);
+    const uint32_t rest =
+        (w[0] << 6 & 0xc0c0c0c0u) | (w[1] << 4 & 0x30303030u) | (w[2] << 2 & 0x0c0c0c0cu);
+    k_cuda_mma_half(first, w[0] & 0xfcfcfcfcu, w[1] & 0xfcfcfcfcu, b[0]);
+    k_cuda_mma_half(second, w[2] & 0xfcfcfcfcu, rest, b[1]);
+#pragma unroll
+    for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            scale[n][i] =
+                k_cuda_decode_signed(k_cuda_decode_word(scales[i], j / 2), 2 * (j % 2) + n);
+    k_cuda_decode_scale<COLUMNS>(s, first, scale[0]);
+    k_cuda_decode_scale<COLUMNS>(s, second, scale[1]);
+}
+
 /* t's of a Q6_K tile. Operands are 4-fold, as the layout has them, and so is S (below 2^30); d / 4 is
  * exact and takes it back, the product being the same number. */
 template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_six(
-    const struct k_cuda_decode_words<COLUMNS> &w, const int8_t *x, float *t)
+static __device__ __forceinline__ void k_cuda_decode_six(const uint8_t *tile, const int8_t *x,
+                                                         float *t)
 {
     enum {
         HEADS = COLUMNS == 1 ? 1 : 2,
@@ -297,36 +316,30 @@ static __device__ __forceinline__ void k_cuda_decode_six(
     };
     struct k_cuda_decode_sums<COLUMNS> s = {
     };
+    uint4 scales[HEADS];
     float r[SUMS];
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-        uint32_t b[4];
-        k_cuda_mma_load(b, x + 64 * c);
+    for (int i = 0; i < HEADS; i++)
+        scales[i] = k_cuda_decode_head<COLUMNS>(tile + K_CUDA_TILE_Q6_K_HEAD, i);
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int j = 2 * c + k;
-            uint32_t v[3];
-            int first[4], second[4], scale[2][2];
+    for (int half = 0; half < 2; half++) { /* of the inputs: three loads */
+        uint4 v[3];
 #pragma unroll
-            for (int p = 0; p < 3; p++)
-                v[p] = k_cuda_decode_word(w.load[(3 * j + p) / 4], (3 * j + p) % 4);
-            const uint32_t rest =
-                (v[0] << 6 & 0xc0c0c0c0u) | (v[1] << 4 & 0x30303030u) | (v[2] << 2 & 0x0c0c0c0cu);
-            k_cuda_mma_half(first, v[0] & 0xfcfcfcfcu, v[1] & 0xfcfcfcfcu, b[2 * k]);
-            k_cuda_mma_half(second, v[2] & 0xfcfcfcfcu, rest, b[2 * k + 1]);
+        for (int i = 0; i < 3; i++)
+            v[i] = k_cuda_decode_load(tile, 3 * half + i);
 #pragma unroll
-            for (int i = 0; i < HEADS; i++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    scale[half][i] = k_cuda_decode_signed(k_cuda_decode_word(w.head[i], j / 2),
-                                                          2 * (j % 2) + half);
-            k_cuda_decode_scale<COLUMNS>(s, first, scale[0]);
-            k_cuda_decode_scale<COLUMNS>(s, second, scale[1]);
+        for (int k = 0; k < 4; k += 2) {
+            uint32_t b[4];
+            k_cuda_mma_load(b, x + 128 * half + 32 * k);
+            k_cuda_decode_six_32<COLUMNS>(s, v, scales, half, k, b);
+            k_cuda_decode_six_32<COLUMNS>(s, v, scales, half, k + 1, b + 2);
         }
     }
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
-        const float d = k_cuda_mma_of_f16(w.d[COLUMNS == 1 ? 0 : i / 2]);
+        const uint32_t row = k_cuda_decode_row<COLUMNS>(i / 2);
+        const float d = k_cuda_warp_of_f16(
+            *(const uint16_t *)(const void *)(tile + K_CUDA_TILE_Q6_K_D + 2 * row));
         r[i] = __fmul_rn(__fmul_rn(d, 0.25f), __int2float_rn(s.s[i]));
     }
     k_cuda_decode_put<COLUMNS>(r, t);
@@ -335,19 +348,18 @@ static __device__ __forceinline__ void k_cuda_decode_six(
 /* Sums of 32-blocks 2 c and 2 c + 1. Q4_0's operands are 16-fold, as int8 without shifting apart the
  * sign; d / 16 is exact and takes it back. */
 template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_pair(
-    const struct k_cuda_decode_words<COLUMNS> &w, const int8_t *x, int c, int (&even)[4],
-    int (&odd)[4])
+static __device__ __forceinline__ void k_cuda_decode_pair(const uint8_t *tile, const int8_t *x,
+                                                          int c, int (&even)[4], int (&odd)[4])
 {
     uint32_t b[4];
     k_cuda_mma_load(b, x + 64 * c);
     if (F == K_Q8_0) {
-        const uint4 v = w.load[2 * c], u = w.load[2 * c + 1];
+        const uint4 v = k_cuda_decode_load(tile, 2 * c), u = k_cuda_decode_load(tile, 2 * c + 1);
         k_cuda_mma_s8(even, v.x, v.y, v.z, v.w, b[0], b[1]);
         k_cuda_mma_s8(odd, u.x, u.y, u.z, u.w, b[2], b[3]);
     } else {
         const uint32_t m = 0xf0f0f0f0u, sign = 0x80808080u;
-        const uint4 v = w.load[c];
+        const uint4 v = k_cuda_decode_load(tile, c);
         k_cuda_mma_s8(even, (v.x << 4 & m) ^ sign, (v.y << 4 & m) ^ sign, (v.z << 4 & m) ^ sign,
                       (v.w << 4 & m) ^ sign, b[0], b[1]);
         k_cuda_mma_s8(odd, (v.x & m) ^ sign, (v.y & m) ^ sign, (v.z & m) ^ sign, (v.w & m) ^ sign,
@@ -357,32 +369,32 @@ static __device__ __forceinline__ void k_cuda_decode_pair(
 
 template <enum k_format F> static __device__ __forceinline__ float k_cuda_decode_d(uint32_t half)
 {
-    const float d = k_cuda_mma_of_f16(half & 0xffffu);
+    const float d = k_cuda_warp_of_f16(half & 0xffffu);
     return F == K_Q4_0 ? __fmul_rn(d, 0.0625f) : d;
 }
 
 /* t's of 32-blocks 2 c and 2 c + 1; t: of the tile. With one column, lanes t = 0, 1 go on with the
  * even block and t = 2, 3 with the odd one. */
 template <enum k_format F>
-static __device__ __forceinline__ void k_cuda_decode_pair_of_one(
-    const struct k_cuda_decode_words<1> &w, int c, const int (&even)[4], const int (&odd)[4],
-    float *t)
+static __device__ __forceinline__ void k_cuda_decode_pair_of_one(const uint4 *d, int c,
+                                                                 const int (&even)[4],
+                                                                 const int (&odd)[4], float *t)
 {
-    const uint32_t l = threadIdx.x % 32, both = k_cuda_decode_word(w.head[0], c);
+    const uint32_t l = threadIdx.x % 32, both = k_cuda_decode_word(d[0], c);
     const int upper = l & 2 ? odd[2] : even[2], lower = l & 2 ? odd[0] : even[0];
     t[(2 * c + (l >> 1 & 1)) * 16 + k_cuda_decode_row<1>(0)] = __fmul_rn(
         k_cuda_decode_d<F>(l & 2 ? both >> 16 : both), __int2float_rn(l & 1 ? upper : lower));
 }
 
 template <enum k_format F>
-static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(
-    const struct k_cuda_decode_words<8> &w, int c, const int (&even)[4], const int (&odd)[4],
-    float *t)
+static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(const uint4 *d, int c,
+                                                                   const int (&even)[4],
+                                                                   const int (&odd)[4], float *t)
 {
     float r[2][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint32_t both = k_cuda_decode_word(w.head[i / 2], c);
+        const uint32_t both = k_cuda_decode_word(d[i / 2], c);
         r[0][i] = __fmul_rn(k_cuda_decode_d<F>(both), __int2float_rn(even[i]));
         r[1][i] = __fmul_rn(k_cuda_decode_d<F>(both >> 16), __int2float_rn(odd[i]));
     }
@@ -392,40 +404,44 @@ static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(
 
 /* t's of a Q8_0 or Q4_0 tile: eight blocks. */
 template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_32s(
-    const struct k_cuda_decode_words<COLUMNS> &w, const int8_t *x, float *t)
+static __device__ __forceinline__ void k_cuda_decode_32s(const uint8_t *tile, const int8_t *x,
+                                                         float *t)
 {
+    uint4 d[COLUMNS == 1 ? 1 : 2];
+#pragma unroll
+    for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++)
+        d[i] = k_cuda_decode_head<COLUMNS>(tile + k_cuda_tile_head(F), i);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
         int even[4], odd[4];
-        k_cuda_decode_pair<F, COLUMNS>(w, x, c, even, odd);
+        k_cuda_decode_pair<F, COLUMNS>(tile, x, c, even, odd);
         if constexpr (COLUMNS == 1)
-            k_cuda_decode_pair_of_one<F>(w, c, even, odd, t);
+            k_cuda_decode_pair_of_one<F>(d, c, even, odd, t);
         else
-            k_cuda_decode_pair_of_eight<F>(w, c, even, odd, t);
+            k_cuda_decode_pair_of_eight<F>(d, c, even, odd, t);
     }
 }
 
 template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_tile(
-    enum k_format f, const struct k_cuda_decode_words<COLUMNS> &w, const int8_t *x,
-    const int16_t *sum, uint32_t sum_stride, float *t)
+static __device__ __forceinline__ void k_cuda_decode_tile(enum k_format f, const uint8_t *tile,
+                                                          const int8_t *x, const int16_t *sum,
+                                                          uint32_t sum_stride, float *t)
 {
     switch (f) {
     case K_Q4_K:
-        k_cuda_decode_k_with_mins<K_Q4_K, COLUMNS>(w, x, sum, sum_stride, t);
+        k_cuda_decode_k_with_mins<K_Q4_K, COLUMNS>(tile, x, sum, sum_stride, t);
         break;
     case K_Q5_K:
-        k_cuda_decode_k_with_mins<K_Q5_K, COLUMNS>(w, x, sum, sum_stride, t);
+        k_cuda_decode_k_with_mins<K_Q5_K, COLUMNS>(tile, x, sum, sum_stride, t);
         break;
     case K_Q6_K:
-        k_cuda_decode_six<COLUMNS>(w, x, t);
+        k_cuda_decode_six<COLUMNS>(tile, x, t);
         break;
     case K_Q8_0:
-        k_cuda_decode_32s<K_Q8_0, COLUMNS>(w, x, t);
+        k_cuda_decode_32s<K_Q8_0, COLUMNS>(tile, x, t);
         break;
     case K_Q4_0:
-        k_cuda_decode_32s<K_Q4_0, COLUMNS>(w, x, t);
+        k_cuda_decode_32s<K_Q4_0, COLUMNS>(tile, x, t);
         break;
     default:
         break;
@@ -439,103 +455,142 @@ template <int COLUMNS>
 static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_decode_shared &s,
                                                           uint32_t n_stripes, uint32_t blocks,
                                                           uint32_t dx_stride, uint32_t count,
-                                                          bool first, float *acc)
+                                                          bool first)
 {
     for (uint32_t i = threadIdx.x; i < n_stripes * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS) {
         const uint32_t column = i % COLUMNS, stripe = i / (16 * COLUMNS);
         const float *t = s.t + (size_t)stripe * blocks * 16 * COLUMNS + i % (16 * COLUMNS);
         const float *dx = s.dx + column * dx_stride;
-        float sum = first ? 0.0f : acc[i];
+        float sum = first ? 0.0f : s.acc[i];
         if (column >= count)
             continue;
 #pragma unroll 8
         for (uint32_t b = 0; b < blocks; b++)
             sum = __fmaf_rn(dx[b], t[b * 16 * COLUMNS], sum);
-        acc[i] = sum;
+        s.acc[i] = sum;
     }
 }
 
-/* Fetches `tiles` tiles from tile `b` on of the columns' rows. */
+/* Fetches `tiles` tiles from tile `b` on of the columns' rows: each thread's few loads first, then
+ * their stores. With eight columns a warp has one. */
 template <int COLUMNS, typename Row>
-static __device__ __forceinline__ void k_cuda_decode_fetch_columns(
-    const struct k_cuda_decode_shared &s, uint32_t chunk_tiles, enum k_form form, uint32_t n_in,
-    uint32_t count, Row row, uint32_t b, uint32_t tiles)
+static __device__ __forceinline__ void k_cuda_decode_fetch(const struct k_cuda_decode_shared &s,
+                                                           const struct k_cuda_decode_shape &shape,
+                                                           enum k_form form, uint32_t n_in,
+                                                           uint32_t count, Row row, uint32_t b,
+                                                           uint32_t tiles)
 {
-    const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
-    const uint32_t c = COLUMNS == 1 ? 0 : warp, from = COLUMNS == 1 ? threadIdx.x : l;
+    enum {
+        PIECES = COLUMNS == 1 ? 1 : 4
+    }; /* of 16 tiles of one column, 8 of eight */
+    const uint32_t c = COLUMNS == 1 ? 0 : threadIdx.x / 32;
+    const uint32_t i = COLUMNS == 1 ? threadIdx.x : threadIdx.x % 32;
     const uint32_t step = COLUMNS == 1 ? K_CUDA_DECODE_THREADS : 32;
     const uint32_t blocks = form == K_FORM_Q32 ? 8 : 1;
     if (c >= count)
         return;
     const uint8_t *r = row(c);
-    const uint8_t *sums = r + k_cuda_act_sum_offset(form, n_in) + b * 16;
-    const uint8_t *dx = r + k_cuda_act_dx_offset(n_in) + b * blocks * 4;
-    for (uint32_t i = from; i < tiles * 16; i += step)
-        k_cuda_mma_copy16(s.q + c * (chunk_tiles * 256 + 16) + i * 16, r + b * 256 + i * 16);
-    for (uint32_t i = from; form == K_FORM_Q256 && i < tiles; i += step)
-        k_cuda_mma_copy16(s.sum + c * (chunk_tiles * 8 + 8) + i * 8, sums + i * 16);
-    for (uint32_t i = from; i < tiles * blocks; i += step)
-        k_cuda_mma_copy4(s.dx + c * (chunk_tiles * blocks + 1) + i, dx + i * 4);
+    const uint4 *q = (const uint4 *)(const void *)(r + b * 256);
+    const uint4 *sums =
+        (const uint4 *)(const void *)(r + k_cuda_act_sum_offset(form, n_in) + b * 16);
+    const float *dx = (const float *)(const void *)(r + k_cuda_act_dx_offset(n_in)) + b * blocks;
+    uint4 piece[PIECES], sum = make_uint4(0, 0, 0, 0);
+    float scale = 0.0f;
+#pragma unroll
+    for (int k = 0; k < PIECES; k++)
+        if (i + k * step < tiles * 16)
+            piece[k] = q[i + k * step];
+    if (i < tiles)
+        sum = sums[i];
+    if (i < tiles * blocks)
+        scale = dx[i];
+    uint4 *to = (uint4 *)(void *)(s.q + c * (shape.tiles * 256 + 16));
+#pragma unroll
+    for (int k = 0; k < PIECES; k++)
+        if (i + k * step < tiles * 16)
+            to[i + k * step] = piece[k];
+    if (i < tiles)
+        *(uint4 *)(void *)(s.sum + c * (shape.tiles * 8 + 8) + i * 8) = sum;
+    if (i < tiles * blocks)
+        s.dx[c * (shape.tiles * blocks + 1) + i] = scale;
 }
 
-/* acc[stripe][16][COLUMNS] = the stripes' products with the columns; `acc` is complete after a
- * barrier. All sets read `form`. row(c): column c's activation, c < count; asked after the first
- * weights are on their way. F: the format if all have the same one. */
+static __device__ __forceinline__ const uint8_t *k_cuda_decode_tile_of(
+    enum k_format f, const struct k_cuda_decode_stripes &stripes, uint32_t all_tiles, uint32_t b,
+    uint32_t tiles, uint32_t item)
+{
+    const uint32_t stripe = item / tiles, set = stripe >= stripes.count;
+    const uint64_t nth = (uint64_t)(stripe - set * stripes.count) * all_tiles + b + item % tiles;
+    return (set ? stripes.first[1] : stripes.first[0]) + nth * k_cuda_tile_bytes(f);
+}
+
+/* acc[stripe][16][COLUMNS] = the stripes' products with the columns; thread i has written acc[i],
+ * acc[i + threads], ... row(c): column c's activation row, c < count <= COLUMNS. F: the format, if it
+ * is known. Call it again only after a barrier. */
 template <int F, int COLUMNS, typename Row>
 static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_shared &s,
-                                                     uint32_t chunk_tiles,
+                                                     const struct k_cuda_decode_shape &shape,
                                                      const struct k_cuda_decode_stripes &stripes,
-                                                     enum k_form form, uint32_t n_in,
-                                                     uint32_t count, Row row, float *acc)
+                                                     uint32_t n_in, uint32_t count, Row row)
 {
     const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
-    const uint32_t all_tiles = n_in / K_CUDA_TILE_INPUTS, blocks = form == K_FORM_Q32 ? 8 : 1;
-    const uint32_t n_stripes = stripes.sets * stripes.count;
+    const enum k_format f = F != K_CUDA_DECODE_ANY ? (enum k_format)F : stripes.format;
+    const enum k_form form = k_cuda_decode_form(f);
+    const uint32_t blocks = k_cuda_decode_blocks(f), n_stripes = stripes.sets * stripes.count;
+    const uint32_t all_tiles = n_in / K_CUDA_TILE_INPUTS;
     const uint32_t x_column = COLUMNS == 1 ? 0 : min(l % 8, count - 1);
-    const int8_t *x = s.q + x_column * (chunk_tiles * 256 + 16) + l / 8 * 16;
-    for (uint32_t b = 0; b < all_tiles; b += chunk_tiles) {
-        const uint32_t tiles = min(chunk_tiles, all_tiles - b), items = n_stripes * tiles;
-        struct k_cuda_decode_words<COLUMNS> w;
-        uint32_t item = warp, stripe = item / tiles, tile = item % tiles;
-        enum k_format f = F == K_CUDA_DECODE_ANY ? stripes.format[0] : (enum k_format)F;
-        auto begin = [&]() {
-            const uint32_t set = stripe >= stripes.count;
-            if (F == K_CUDA_DECODE_ANY)
-                f = set ? stripes.format[1] : stripes.format[0];
-            const uint64_t nth = (uint64_t)(stripe - set * stripes.count) * all_tiles + b + tile;
-            k_cuda_decode_load<COLUMNS>(
-                w, f, (set ? stripes.first[1] : stripes.first[0]) + nth * k_cuda_tile_bytes(f));
-        };
-        if (item < items)
-            begin();
-        if (b > 0)
-            __syncthreads(); /* the last chunk has been folded */
-        k_cuda_decode_fetch_columns<COLUMNS>(s, chunk_tiles, form, n_in, count, row, b, tiles);
-        k_cuda_mma_arrived();
-        __syncthreads();
-        while (item < items) {
-            k_cuda_decode_tile<COLUMNS>(f, w, x + tile * 256, s.sum + tile * 8, chunk_tiles * 8 + 8,
-                                        s.t + (size_t)item * blocks * 16 * COLUMNS);
-            item += K_CUDA_DECODE_WARPS;
-            stripe = item / tiles;
-            tile = item % tiles;
-            if (item < items)
-                begin();
+    const int8_t *x = s.q + x_column * (shape.tiles * 256 + 16) + l / 8 * 16;
+    uint8_t *ring = s.ring + warp * shape.ring * shape.slot;
+    uint32_t tiles = min(shape.tiles, all_tiles);
+    /* Starts the copy of an item of the chunk at tile b, if there is one, and closes a group. */
+    auto copy = [&](uint32_t b, uint32_t item, uint32_t slot) {
+        if (item < n_stripes * tiles) {
+            const uint8_t *from = k_cuda_decode_tile_of(f, stripes, all_tiles, b, tiles, item);
+            for (uint32_t i = l; i < k_cuda_tile_bytes(f) / 16; i += 32)
+                k_cuda_warp_copy16(ring + slot * shape.slot + 16 * i, from + 16 * i);
         }
+        k_cuda_warp_commit();
+    };
+    auto copy_first = [&](uint32_t b) {
+        for (uint32_t k = 0; k < K_CUDA_DECODE_RING; k++)
+            copy(b, warp + k * K_CUDA_DECODE_WARPS, k);
+    };
+    copy_first(0);
+    for (uint32_t b = 0; b < all_tiles; b += shape.tiles) {
+        if (b > 0)
+            __syncthreads(); /* the last chunk is folded */
+        k_cuda_decode_fetch<COLUMNS>(s, shape, form, n_in, count, row, b, tiles);
         __syncthreads();
-        k_cuda_decode_fold<COLUMNS>(s, n_stripes, tiles * blocks, chunk_tiles * blocks + 1, count,
-                                    b == 0, acc);
+        uint32_t slot = 0;
+        for (uint32_t item = warp; item < n_stripes * tiles; item += K_CUDA_DECODE_WARPS) {
+            k_cuda_warp_copied<K_CUDA_DECODE_RING - 1>();
+            __syncwarp();
+            k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + item % tiles * 256,
+                                        s.sum + item % tiles * 8, shape.tiles * 8 + 8,
+                                        s.t + item * blocks * 16 * COLUMNS);
+            __syncwarp();
+            copy(b, item + K_CUDA_DECODE_RING * K_CUDA_DECODE_WARPS, slot);
+            slot = slot + 1 == K_CUDA_DECODE_RING ? 0 : slot + 1;
+        }
+        const uint32_t folded = tiles * blocks, next = b + shape.tiles;
+        __syncthreads();
+        if (next < all_tiles) {
+            tiles = min(shape.tiles, all_tiles - next);
+            copy_first(next);
+        }
+        k_cuda_decode_fold<COLUMNS>(s, n_stripes, folded, shape.tiles * blocks + 1, count, b == 0);
     }
 }
 
 /* ---- what a launch chooses ------------------------------------------------------------------- */
 
-/* Tiles of a chunk: all, if activations and t's then leave room for several blocks on a
- * multiprocessor; else equal parts. Stripes of a block: so many that each warp has an item, and up
- * to three where the launch has blocks enough, which spreads a block's start over more of them.
+/* Tiles of a chunk: all, up to what k_cuda_decode_fetch takes and 32 KiB of t's; else equal parts.
+ * Stripes of a block: so many that each warp has an item, and up to three where the launch has blocks
+ * enough, which spreads a block's start over more of them. slot, blocks: of the largest format;
  * all_stripes: of one set, in the launch. */
-static inline struct k_cuda_decode_shape k_cuda_decode_choose(uint32_t columns, uint32_t blocks,
-                                                              uint32_t sets, uint32_t n_tiles,
+static inline struct k_cuda_decode_shape k_cuda_decode_choose(uint32_t columns, uint32_t slot,
+                                                              uint32_t blocks, uint32_t sets,
+                                                              uint32_t n_tiles,
                                                               uint64_t all_stripes,
                                                               uint32_t sm_count)
 {
@@ -544,22 +599,18 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(uint32_t columns, 
     const uint32_t most_items = 32 * 1024 / (blocks * 64 * columns);
     struct k_cuda_decode_shape shape;
     shape.tiles = (n_tiles + chunks - 1) / chunks;
+    shape.slot = slot;
+    shape.blocks = blocks;
     const uint32_t a_stripe = shape.tiles * sets; /* items that a stripe of each set brings */
-    uint32_t stripes = K_CUDA_DECODE_WARPS / a_stripe;
-    if (stripes == 0)
-        stripes = 1;
-    while ((stripes + 1) * a_stripe <= 3 * K_CUDA_DECODE_WARPS &&
-           (stripes + 1) * a_stripe <= most_items &&
-           all_stripes / (stripes + 1) >= 8 * (uint64_t)sm_count)
-        stripes++;
-    shape.stripes = stripes;
+    shape.stripes = a_stripe < K_CUDA_DECODE_WARPS ? K_CUDA_DECODE_WARPS / a_stripe : 1;
+    while ((shape.stripes + 1) * a_stripe <= K_CUDA_DECODE_RING * K_CUDA_DECODE_WARPS &&
+           (shape.stripes + 1) * a_stripe <= most_items &&
+           all_stripes / (shape.stripes + 1) >= 8 * (uint64_t)sm_count)
+        shape.stripes++;
+    const uint32_t rounds =
+        (shape.stripes * a_stripe + K_CUDA_DECODE_WARPS - 1) / K_CUDA_DECODE_WARPS;
+    shape.ring = rounds < K_CUDA_DECODE_RING ? rounds : (uint32_t)K_CUDA_DECODE_RING;
     return shape;
-}
-
-static inline uint32_t k_cuda_decode_bytes(struct k_cuda_decode_shape shape, uint32_t columns,
-                                           uint32_t blocks, uint32_t sets)
-{
-    return k_cuda_decode_carve(NULL, columns, shape.tiles, blocks, sets * shape.stripes).bytes;
 }
 
 #endif

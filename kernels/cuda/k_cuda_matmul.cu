@@ -21,12 +21,12 @@ struct decode {
     const uint8_t *q32, *q256;
     const uint32_t *n_rows;
     struct k_cuda_decode_shape shape;
-    uint32_t blocks; /* of a tile: the most that occur */
 };
 
 /* The memory of max_rows rows is always there, so with few rows their number is looked at last. */
 template <int F, int COLUMNS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) decode_rows(const struct decode p)
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
+    decode_rows(const struct decode p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     uint32_t m = 0;
@@ -39,17 +39,16 @@ __global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) decode_rows(const st
     struct k_cuda_decode_stripes stripes;
     stripes.sets = 1;
     stripes.count = min(p.shape.stripes, part.n_out / K_CUDA_TILE_OUTPUTS - stripe);
-    stripes.format[0] = stripes.format[1] = format;
+    stripes.format = format;
     stripes.first[0] = part.weights + k_cuda_tile_offset(format, p.n_in, stripe, 0);
     stripes.first[1] = NULL;
-    const struct k_cuda_decode_shared shared = k_cuda_decode_carve(
-        k_cuda_decode_memory, COLUMNS, p.shape.tiles, p.blocks, p.shape.stripes);
+    const struct k_cuda_decode_shared shared =
+        k_cuda_decode_carve(k_cuda_decode_memory, p.shape, 1, COLUMNS);
     const uint8_t *act = form == K_FORM_Q32 ? p.q32 : p.q256;
     const uint64_t act_stride = k_cuda_act_stride(form, p.n_in);
     const uint32_t n_rows = *p.n_rows;
     auto row = [&](uint32_t c) { return act + c * act_stride; };
-    k_cuda_decode<F, COLUMNS>(shared, p.shape.tiles, stripes, form, p.n_in, p.max_rows, row,
-                              shared.acc);
+    k_cuda_decode<F, COLUMNS>(shared, p.shape, stripes, p.n_in, p.max_rows, row);
     for (uint32_t i = threadIdx.x; i < stripes.count * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS)
         if (i % COLUMNS < n_rows)
             part.y[(uint64_t)(i % COLUMNS) * part.n_out + stripe * 16 + i / COLUMNS] =
@@ -67,20 +66,27 @@ void decode_launch(const struct decode &p, uint32_t grid, uint32_t shared_bytes,
                       p);
 }
 
+uint32_t max_of(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
 /* a's matrices are all arranged. */
 void multiply_few(const struct k_matmul *a, struct k_stream *s)
 {
     struct decode p = {};
     uint64_t stripes = 0;
+    uint32_t slot = 0, blocks = 0;
     bool one_format = true;
     const uint32_t columns = a->rows.max_rows == 1 ? 1 : 8;
     for (uint32_t m = 0; m < a->n_matrices; m++) {
-        const uint32_t blocks = k_cuda_decode_blocks(a->w[m].format);
-        p.blocks = blocks > p.blocks ? blocks : p.blocks;
+        const enum k_format format = a->w[m].format;
+        slot = max_of(slot, k_cuda_tile_bytes(format));
+        blocks = max_of(blocks, k_cuda_decode_blocks(format));
         stripes += a->w[m].n_out / K_CUDA_TILE_OUTPUTS;
-        one_format = one_format && a->w[m].format == a->w[0].format;
+        one_format = one_format && format == a->w[0].format;
     }
-    p.shape = k_cuda_decode_choose(columns, p.blocks, 1, a->act.n / K_CUDA_TILE_INPUTS, stripes,
+    p.shape = k_cuda_decode_choose(columns, slot, blocks, 1, a->act.n / K_CUDA_TILE_INPUTS, stripes,
                                    k_cuda_of(s->device)->sm_count);
     uint32_t grid = 0;
     for (uint32_t m = 0; m < a->n_matrices; m++) {
@@ -98,7 +104,7 @@ void multiply_few(const struct k_matmul *a, struct k_stream *s)
     p.q32 = (const uint8_t *)k_cuda_at(a->act.q32);
     p.q256 = (const uint8_t *)k_cuda_at(a->act.q256);
     p.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
-    const uint32_t bytes = k_cuda_decode_bytes(p.shape, columns, p.blocks, 1);
+    const uint32_t bytes = k_cuda_decode_carve(NULL, p.shape, 1, columns).bytes;
     switch (one_format ? (int)a->w[0].format : (int)K_CUDA_DECODE_ANY) {
     case K_Q4_0:
         return decode_launch<K_Q4_0>(p, grid, bytes, s);

@@ -14,9 +14,9 @@ static __device__ __forceinline__ void k_cuda_mma_s8(int (&c)[4], uint32_t a0, u
                                                      uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%10,%10,%10,%10};"
-                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+        "{%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
 }
 
 /* The same with weights uint8. */
@@ -25,9 +25,9 @@ static __device__ __forceinline__ void k_cuda_mma_u8(int (&c)[4], uint32_t a0, u
                                                      uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%10,%10,%10,%10};"
-                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+        "{%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
 }
 
 /* 16 x 8 x 16, weights int8. */
@@ -35,9 +35,9 @@ static __device__ __forceinline__ void k_cuda_mma_half(int (&c)[4], uint32_t a0,
                                                        uint32_t b0)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-                 "{%7,%7,%7,%7};"
-                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+        "{%7,%7,%7,%7};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(0));
 }
 
 /* Four 8 x 16-byte matrices of shared memory: lanes 8 i .. 8 i + 7 give the rows of matrix i, lane l
@@ -49,37 +49,6 @@ static __device__ __forceinline__ void k_cuda_mma_load(uint32_t (&r)[4], const v
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
-}
-
-/* Copies to shared memory that go on while the thread does other things, until k_cuda_mma_arrived
- * (which the threads follow by a barrier). */
-static __device__ __forceinline__ void k_cuda_mma_copy16(void *to, const void *from)
-{
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
-
-static __device__ __forceinline__ void k_cuda_mma_copy4(void *to, const void *from)
-{
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
-
-static __device__ __forceinline__ void k_cuda_mma_arrived(void)
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-/* Exact, subnormals too. */
-static __device__ __forceinline__ float k_cuda_mma_of_f16(uint32_t h)
-{
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)h));
-    return f;
 }
 
 #endif

@@ -41,34 +41,32 @@ struct gate_up {
     struct k_prefill_groups groups;
     const uint8_t *act;
     float *h; /* [pairs][n_ff] */
-    uint32_t n_embd, n_ff, blocks;
+    uint32_t n_embd, n_ff;
     struct k_cuda_decode_shape shape;
 };
 
 template <enum k_format F, int COLUMNS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) gate_up_few(const struct gate_up p)
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
+    gate_up_few(const struct gate_up p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     struct found e;
     if (!find(p.groups, blockIdx.y, 0, e))
         return;
-    const enum k_form form = k_cuda_decode_form(F);
     const uint32_t stripe = blockIdx.x * p.shape.stripes;
     struct k_cuda_decode_stripes stripes;
     stripes.sets = 2;
     stripes.count = min(p.shape.stripes, p.n_ff / K_CUDA_TILE_OUTPUTS - stripe);
-    for (int m = 0; m < 2; m++) {
-        stripes.format[m] = F;
+    stripes.format = F;
+    for (int m = 0; m < 2; m++)
         stripes.first[m] = e.slice[m] + k_cuda_tile_offset(F, p.n_embd, stripe, 0);
-    }
-    const struct k_cuda_decode_shared shared = k_cuda_decode_carve(
-        k_cuda_decode_memory, COLUMNS, p.shape.tiles, p.blocks, 2 * p.shape.stripes);
-    const uint64_t act_stride = k_cuda_act_stride(form, p.n_embd);
+    const struct k_cuda_decode_shared shared =
+        k_cuda_decode_carve(k_cuda_decode_memory, p.shape, 2, COLUMNS);
+    const uint64_t act_stride = k_cuda_act_stride(k_cuda_decode_form(F), p.n_embd);
     const uint32_t results = stripes.count * 16 * COLUMNS;
     const uint32_t *pairs = p.groups.order + e.group.first;
     auto row = [&](uint32_t c) { return p.act + pairs[c] / p.groups.n_used * act_stride; };
-    k_cuda_decode<F, COLUMNS>(shared, p.shape.tiles, stripes, form, p.n_embd, e.group.count, row,
-                              shared.acc);
+    k_cuda_decode<F, COLUMNS>(shared, p.shape, stripes, p.n_embd, e.group.count, row);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < results; i += K_CUDA_DECODE_THREADS)
         if (i % COLUMNS < e.group.count)
@@ -85,7 +83,7 @@ struct product {
     uint32_t which;   /* slice of the expert */
     bool act_by_pair; /* activations are rows of pairs (h), not of tokens */
     bool with_gate;   /* y has gate's results, this is up: y = swiglu(y, result) */
-    uint32_t n_in, n_out, blocks;
+    uint32_t n_in, n_out;
     uint64_t row_bytes, act_stride; /* plain kernels */
     struct k_cuda_decode_shape shape;
 };
@@ -102,7 +100,8 @@ __device__ __forceinline__ void put(const struct product &p, uint32_t pair, uint
 }
 
 template <enum k_format F, int COLUMNS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) product_few(const struct product p)
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
+    product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     struct found e;
@@ -112,19 +111,18 @@ __global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, 2) product_few(const st
     struct k_cuda_decode_stripes stripes;
     stripes.sets = 1;
     stripes.count = min(p.shape.stripes, p.n_out / K_CUDA_TILE_OUTPUTS - stripe);
-    stripes.format[0] = stripes.format[1] = F;
+    stripes.format = F;
     stripes.first[0] = e.slice[0] + k_cuda_tile_offset(F, p.n_in, stripe, 0);
     stripes.first[1] = NULL;
-    const struct k_cuda_decode_shared shared = k_cuda_decode_carve(
-        k_cuda_decode_memory, COLUMNS, p.shape.tiles, p.blocks, p.shape.stripes);
+    const struct k_cuda_decode_shared shared =
+        k_cuda_decode_carve(k_cuda_decode_memory, p.shape, 1, COLUMNS);
     for (uint32_t first = 0; first < e.group.count; first += COLUMNS) {
         const uint32_t *pairs = p.groups.order + e.group.first + first;
         const uint32_t count = min(e.group.count - first, (uint32_t)COLUMNS);
         auto row = [&](uint32_t c) { return act_of_pair(p, pairs[c]); };
         if (first > 0)
             __syncthreads();
-        k_cuda_decode<F, COLUMNS>(shared, p.shape.tiles, stripes, k_cuda_decode_form(F), p.n_in,
-                                  count, row, shared.acc);
+        k_cuda_decode<F, COLUMNS>(shared, p.shape, stripes, p.n_in, count, row);
         for (uint32_t i = threadIdx.x; i < stripes.count * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS)
             if (i % COLUMNS < count)
                 put(p, pairs[i % COLUMNS], stripe * 16 + i / COLUMNS, shared.acc[i]);
@@ -250,12 +248,12 @@ struct launch few_of(P &p, const struct k_experts *x, uint32_t max_rows, enum k_
     struct launch l = {};
     const uint32_t columns = max_rows == 1 ? 1 : 8, groups = groups_bound(x, max_rows);
     const uint32_t stripes = n_out / K_CUDA_TILE_OUTPUTS;
-    p.blocks = k_cuda_decode_blocks(format);
-    p.shape = k_cuda_decode_choose(columns, p.blocks, sets, n_in / K_CUDA_TILE_INPUTS,
-                                   (uint64_t)stripes * groups, k_cuda_of(s->device)->sm_count);
+    p.shape = k_cuda_decode_choose(columns, k_cuda_tile_bytes(format), k_cuda_decode_blocks(format),
+                                   sets, n_in / K_CUDA_TILE_INPUTS, (uint64_t)stripes * groups,
+                                   k_cuda_of(s->device)->sm_count);
     l.stream = s;
     l.grid = dim3((stripes + p.shape.stripes - 1) / p.shape.stripes, groups);
-    l.shared_bytes = k_cuda_decode_bytes(p.shape, columns, p.blocks, sets);
+    l.shared_bytes = k_cuda_decode_carve(NULL, p.shape, sets, columns).bytes;
     l.one = columns == 1;
     return l;
 }
