@@ -227,8 +227,8 @@ struct k_grouping {
 };
 
 /* Where experts are: slots uint64 [n_expert][3] = byte offsets of the gate, up and down slices in
- * `arena`, each aligned to the element of its format (4 bytes for F32, 2 for every other). Read when
- * the operation runs, so that residency may change between replays. */
+ * `arena`, each aligned to the element of its format (4 bytes for F32, 2 for every other). Read
+ * when the operation runs, so that residency may change between replays. */
 struct k_experts {
     struct k_buffer *arena;
     struct k_span slots;
@@ -270,9 +270,9 @@ struct k_gather {
     uint32_t width;
 };
 
-/* Puts weights from the file's order into the one in which this backend computes: the same number of
- * bytes, which must not overlap. Bases are aligned to 256 bytes. Every k_matrix and expert slice given
- * to a backend that has this operation went through it, whole. */
+/* Puts weights from the file's order into the one in which this backend computes: the same number
+ * of bytes, which must not overlap. Bases are aligned to 256 bytes. Every k_matrix and expert slice
+ * given to a backend that has this operation went through it, whole. */
 struct k_arrange {
     struct k_span from, to;
     enum k_format format;
@@ -302,8 +302,8 @@ struct k_cuda_fault {
 struct k_ops {
     const char *name; /* "reference", "avx2", "avx512", "cuda" */
 
-    /* Memory: aligned to 64 (CUDA: 256), cleared. host: the bytes as the CPU sees them, or NULL on a
-     * device. */
+    /* Memory: aligned to 64 (CUDA: 256), cleared. host: the bytes as the CPU sees them, or NULL on
+     * a device. */
     enum err_code (*buffer_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                 struct err *e);
     void (*buffer_free)(struct k_buffer *b);
@@ -345,22 +345,22 @@ struct k_ops {
 
     /* ---- from here on NULL on the CPU: what a device with memory of its own needs ---- */
 
-    /* Memory of the host that the CPU (buffer_host) and the device (as any buffer) read and write in
-     * place; cleared, aligned to 64. buffer_free frees it. */
+    /* Memory of the host that the CPU (buffer_host) and the device (as any buffer) read and write
+     * in place; cleared, aligned to 64. buffer_free frees it. */
     enum err_code (*pinned_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                 struct err *e);
     /* Pins the caller's memory (page-aligned), so that fetch may read it and download fill it
      * without the CPU's help. Unregister before it is unmapped. */
     enum err_code (*host_register)(struct k_device *d, void *memory, uint64_t bytes, struct err *e);
     void (*host_unregister)(struct k_device *d, void *memory);
-    /* As upload, from registered or pinned memory, read when the stream gets there: `from` must hold
-     * still until then. May be recorded. */
+    /* As upload, from registered or pinned memory, read when the stream gets there: `from` must
+     * hold still until then. May be recorded. */
     void (*fetch)(struct k_stream *s, struct k_span to, const void *from, size_t n);
 
     /* Addresses without memory; chunks of K_CHUNK_BYTES get some (not cleared) and give it back.
      * buffer_free gives back all. No operation in flight may touch a chunk that is returned.
-     * chunks_take: of chunks that have none; ERR_NOMEM and nothing taken where the device has not that
-     * much. range_new: ERR_UNSUPPORTED where the driver cannot. */
+     * chunks_take: of chunks that have none; ERR_NOMEM and nothing taken where the device has not
+     * that much. range_new: ERR_UNSUPPORTED where the driver cannot. */
     enum err_code (*range_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                struct err *e);
     enum err_code (*chunks_take)(struct k_buffer *range, uint64_t first, uint64_t n, struct err *e);
@@ -406,9 +406,10 @@ struct k_cuda_options {
     int32_t ordinal;  /* of the device; -1: the one with most memory */
     struct k_cuda_fault fault;
 };
-/* Opens a GPU through islet-cuda.so. ERR_UNSUPPORTED: no such file, another version of it, no driver,
- * no device, or one that is too old (e says which, and the remedy); ERR_NOMEM: no memory on the
- * device; ERR_DEVICE: it failed. Gives *ret; free with k_close. Thread: the one that uses it. */
+/* Opens a GPU through islet-cuda.so. ERR_UNSUPPORTED: no such file, another version of it, no
+ * driver, no device, or one that is too old (e says which, and the remedy); ERR_NOMEM: no memory on
+ * the device; ERR_DEVICE: it failed. Gives *ret; free with k_close. Thread: the one that uses
+ * it. */
 enum err_code k_open_cuda(const struct k_cuda_options *o, struct k_device **ret, struct err *e)
     __attribute__((warn_unused_result));
 void k_close(struct k_device *d);

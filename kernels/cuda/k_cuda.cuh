@@ -3,13 +3,14 @@
  * exactly one file.
  *
  * Rules for an operation:
- *   - it launches kernels by K_CUDA_LAUNCH and returns ERR_OK, or ERR_UNSUPPORTED having done nothing;
+ *   - it launches kernels by K_CUDA_LAUNCH and returns ERR_OK, or ERR_UNSUPPORTED having done
+ *     nothing;
  *   - it never waits, allocates, nor reads device memory: any operation can be recorded in a graph.
- *     Row counts, tokens, positions, page tables, expert lists and slots are read by kernels. Grids come
- *     from the upper bounds (rows.max_rows; groups: min(n_expert, max_rows * n_used)); blocks beyond
- *     the actual counts return at once;
- *   - its bits are those of kernels/ref (ARITHMETIC.md): float operations by k_float_* or the __f*_rn
- *     intrinsics. */
+ *     Row counts, tokens, positions, page tables, expert lists and slots are read by kernels. Grids
+ *     come from the upper bounds (rows.max_rows; groups: min(n_expert, max_rows * n_used)); blocks
+ *     beyond the actual counts return at once;
+ *   - its bits are those of kernels/ref (ARITHMETIC.md): float operations by k_float_* or the
+ *     __f*_rn intrinsics. */
 #ifndef ISLET_K_CUDA_CUH
 #define ISLET_K_CUDA_CUH
 
@@ -152,8 +153,8 @@ static inline void k_cuda_launch(struct k_stream *s, const char *name, void (*ke
     }
 }
 /* Launches kernel<<<grid, block, shared_bytes, the stream>>>(...). A kernel with commas in its
- * template arguments stands in parentheses. Arguments convert to the parameters' types. No dimension
- * of the grid may be 0. */
+ * template arguments stands in parentheses. Arguments convert to the parameters' types. No
+ * dimension of the grid may be 0. */
 #define K_CUDA_LAUNCH(s, kernel, grid, block, shared_bytes, ...) \
     k_cuda_launch((s), #kernel, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
 

@@ -31,10 +31,9 @@ struct fake_buffer {
     bool taken[]; /* of a range */
 };
 
-#define FAKE_OPS(X)                                                                             \
-    X(embed)                                                                                    \
-    X(norm) X(quantise) X(matmul) X(rope) X(kv_write) X(attention) X(add) X(router) X(grouping) \
-        X(moe_gate_up) X(moe_down) X(moe_sum) X(gather) X(check)
+#define FAKE_DENSE(X)   X(embed) X(norm) X(quantise) X(matmul) X(rope) X(add) X(gather) X(check)
+#define FAKE_EXPERTS(X) X(router) X(grouping) X(moe_gate_up) X(moe_down) X(moe_sum)
+#define FAKE_OPS(X)     FAKE_DENSE(X) FAKE_EXPERTS(X) X(kv_write) X(attention)
 
 struct copying {
     uint8_t *to;

@@ -160,8 +160,8 @@ static bool ranges(struct bits_run *run)
     return ok;
 }
 
-/* The nth call from now fails with an error that the device survives: the code says so once, and then
- * everything works. */
+/* The nth call from now fails with an error that the device survives: the code says so once, and
+ * then everything works. */
 static bool faults(struct bits_run *run)
 {
     struct bits_side *side = &run->tried;

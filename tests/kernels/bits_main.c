@@ -3,12 +3,12 @@
  *   bits --backend cuda [...]                   the GPU (islet-cuda.so of this build, or --file)
  *   --only matmul --cases 2000                  one kind of case (see `cases`), so many of them
  *   --file build/lib/islet-cuda.so              another shared object
- * On a GPU a third of the cases is recorded as a graph and replayed, weights are arranged first, row
- * counts lie below max_rows, and some cases have hundreds of rows. A kind needs the operations that
- * it calls: matmul: quantise arrange matmul; experts: grouping quantise arrange moe_*; attention:
- * kv_write attention; small: embed arrange add gather; router: router grouping. What failed is printed
- * with its shape; the same --seed and --only repeat it. Exit 0 and "skip: no CUDA device" without
- * one. */
+ * On a GPU a third of the cases is recorded as a graph and replayed, weights are arranged first,
+ * row counts lie below max_rows, and some cases have hundreds of rows. A kind needs the operations
+ * that it calls: matmul: quantise arrange matmul; experts: grouping quantise arrange moe_*;
+ * attention: kv_write attention; small: embed arrange add gather; router: router grouping. What
+ * failed is printed with its shape; the same --seed and --only repeat it. Exit 0 and "skip: no CUDA
+ * device" without one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -425,7 +425,8 @@ bool bits_experts(struct bits_run *run)
     uint64_t at = 0;
     for (uint32_t e = c.n_expert; e-- > 0;)
         for (int k = 0; k < 3; k++) {
-            /* On a device each slice is aligned; on the CPU floats are, which blocks need not be. */
+            /* On a device each slice is aligned; on the CPU floats are, which blocks need not be.
+             * */
             if (run->device || of[k] == K_F32)
                 at = (at + grain - 1) / grain * grain;
             c.slots[3 * e + (uint32_t)k] = at;
