@@ -40,8 +40,9 @@ struct engine {
 
     /* engine thread */
     struct engine_run run;
-    struct k_device *device;
-    struct k_stream *stream;
+    struct engine_run_devices devices;
+    bool gpu_dropped; /* it failed: it is not tried again */
+    bool gpu_lost;    /* and this process should end */
     struct model *model;
     uint64_t started_ns, resident_ns;
     int statm; /* /proc/self/statm, or -1 */
@@ -138,6 +139,18 @@ static void describe_tiers(const struct engine_experts *x, struct proto_status *
     c->ssd_wait_us_total = ssd.wait_ns / 1000;
 }
 
+static void describe_gpu(const struct engine_run *run, struct proto_status *c)
+{
+    struct expert_cache_counts islands = {.resident = 0};
+    if (run->gpu && run->islands.cache != NULL)
+        islands = expert_cache_count(run->islands.cache);
+    c->vram_islands_used_bytes = islands.used_bytes;
+    c->experts_in_vram = islands.resident;
+    c->expert_copies_total = run->islands.counts.copies;
+    c->expert_copy_bytes_total = run->islands.counts.copied_bytes;
+    c->cpu_experts_us_total = run->hybrid.cpu_ns / 1000;
+}
+
 static void take_snapshot(struct engine *g)
 {
     const uint64_t now = ticks_ns(g->config.ticks);
@@ -148,6 +161,7 @@ static void take_snapshot(struct engine *g)
     c->kv_pages_cached = g->run.prefix.n_cached;
     if (g->run.experts != NULL)
         describe_tiers(g->run.experts, c);
+    describe_gpu(&g->run, c);
     c->kv_pages_used = g->run.pages.n - g->run.pages.n_free - g->run.prefix.n_cached;
     pthread_mutex_lock(&g->lock);
     struct engine_snapshot *s = &g->snapshot;
@@ -172,7 +186,7 @@ void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
     pthread_mutex_unlock(&g->lock);
     ret->status.sequences = ret->sequences;
     ret->status.backend = proto_text_of(ret->backend);
-    ret->status.degraded = proto_text_of("");
+    ret->status.degraded = proto_text_of(ret->degraded);
     ret->status.storage = proto_text_of(ret->storage);
     for (uint16_t i = 0; i < ret->status.n_sequences; i++)
         ret->sequences[i].client = proto_text_of(ret->clients[i]);
@@ -208,22 +222,34 @@ static bool on_piece(void *context)
     return atomic_load(&g->stop);
 }
 
+/* Gives up the model and the devices. Sequences that run stay, and wait. */
 static void unload(struct engine *g)
 {
-    engine_run_done(&g->run);
+    struct engine_run_devices *d = &g->devices;
+    engine_run_leave(&g->run);
     model_close(g->model);
     g->model = NULL;
-    if (g->stream != NULL)
-        k_ops(g->device)->stream_free(g->stream);
-    g->stream = NULL;
-    if (g->device != NULL)
-        k_close(g->device);
-    g->device = NULL;
+    if (d->gpu_stream != NULL)
+        k_ops(d->gpu)->stream_free(d->gpu_stream);
+    k_close(d->gpu);
+    if (d->cpu_stream != NULL)
+        k_ops(d->cpu)->stream_free(d->cpu_stream);
+    k_close(d->cpu);
+    *d = (struct engine_run_devices){.cpu = NULL};
+}
+
+/* Why answers are slower than they could be, or "". */
+static void set_degraded(struct engine *g, const char *reason)
+{
+    pthread_mutex_lock(&g->lock);
+    snprintf(g->snapshot.degraded, sizeof(g->snapshot.degraded), "%s", reason);
+    pthread_mutex_unlock(&g->lock);
 }
 
 static void know_model(struct engine *g)
 {
     const struct model_shape *shape = &g->model->shape;
+    const struct engine_run_devices *d = &g->devices;
     pthread_mutex_lock(&g->lock);
     struct engine_facts *f = &g->facts;
     snprintf(f->model, sizeof(f->model), "%s", shape->name);
@@ -234,7 +260,9 @@ static void know_model(struct engine *g)
     f->n_expert_used = shape->n_expert_used;
     f->n_vocab = shape->n_vocab;
     f->n_ctx = g->run.n_ctx;
-    snprintf(g->snapshot.backend, sizeof(g->snapshot.backend), "%s", k_ops(g->device)->name);
+    snprintf(g->snapshot.backend, sizeof(g->snapshot.backend), "%s%s%s",
+             d->gpu != NULL ? k_ops(d->gpu)->name : "", d->gpu != NULL ? "+" : "",
+             k_ops(d->cpu)->name);
     snprintf(g->snapshot.storage, sizeof(g->snapshot.storage), "%s",
              tier_ssd_about(g->run.experts->ssd));
     pthread_mutex_unlock(&g->lock);
@@ -244,42 +272,92 @@ static void know_model(struct engine *g)
  * file is found now. A large one's are read when they are needed, or while nobody asks. */
 static enum err_code read_weights(struct engine *g, struct model_loading *loading, struct err *e)
 {
+    struct engine_run *run = &g->run;
     const uint64_t experts = g->model->experts_bytes;
-    const bool fill = engine_plan_fills_at_start(&g->run.budget, experts);
-    loading->ssd = g->run.experts->ssd;
-    loading->arena = g->run.experts->ram.arena;
-    loading->arena_bytes = g->run.experts->ram.bytes;
+    const bool fill = engine_plan_fills_at_start(&run->budget, experts);
+    loading->ssd = run->experts->ssd;
+    loading->arena = run->experts->ram.arena;
+    loading->arena_bytes = run->experts->ram.bytes;
     loading->total_bytes = g->model->weights_bytes + (fill ? experts : 0);
+    if (run->gpu)
+        loading->staging = (struct k_span){run->islands.vram.memory, 0};
     enum err_code code = model_load(g->model, loading, e);
-    if (code == ERR_OK && fill)
-        code = engine_experts_fill(g->run.experts, loading, e);
+    if (code == ERR_OK && fill && run->experts->all_fit)
+        code = engine_experts_fill(run->experts, loading, e);
+    if (code == ERR_OK && fill && run->gpu)
+        code = engine_islands_fill(&run->islands, loading, e);
     return code;
 }
 
-static enum err_code load(struct engine *g, struct err *e)
+static enum err_code open_devices(struct engine *g, bool gpu, struct err *e)
 {
+    struct engine_run_devices *d = &g->devices;
+    enum err_code code = k_open((enum k_level)g->config.cpu_level, g->config.threads, &d->cpu, e);
+    if (code == ERR_OK)
+        code = k_ops(d->cpu)->stream_new(d->cpu, &d->cpu_stream, e);
+    if (code == ERR_OK && gpu)
+        code = g->config.open_gpu(g->config.open_gpu_context, &d->gpu, e);
+    if (code == ERR_OK && gpu)
+        code = k_ops(d->gpu)->stream_new(d->gpu, &d->gpu_stream, e);
+    return code;
+}
+
+static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
+{
+    struct engine_run_devices *d = &g->devices;
     struct model_loading loading = {
         .path = g->config.model_path, .progress = on_progress, .stopped = on_piece, .context = g};
-    if (g->config.trouble != NULL)
-        return err_set(e, ERR_ARGUMENT, "%s", g->config.trouble);
-    enum err_code code =
-        k_open((enum k_level)g->config.cpu_level, g->config.threads, &g->device, e);
-    if (code == ERR_OK)
-        code = k_ops(g->device)->stream_new(g->device, &g->stream, e);
-    loading.device = g->device;
-    loading.stream = g->stream;
+    enum err_code code = open_devices(g, gpu, e);
+    loading.device = gpu ? d->gpu : d->cpu;
+    loading.stream = gpu ? d->gpu_stream : d->cpu_stream;
+    loading.host = d->cpu;
     if (code == ERR_OK)
         code = model_open(&loading, &g->model, e);
     if (code == ERR_OK)
-        code = engine_run_start(&g->run, g->device, g->stream, g->model, e);
+        code = engine_run_start(&g->run, d, g->model, e);
     if (code == ERR_OK)
         code = read_weights(g, &loading, e);
     if (code == ERR_OK) {
         g->run.forward->heartbeat = g->run.experts->heartbeat = &g->heartbeat;
-        g->run.count.cpu_threads = k_threads(g->device);
+        g->run.count.cpu_threads = k_threads(d->cpu);
         know_model(g);
     }
     return code;
+}
+
+/* Without the GPU after all. A machine that has none is as good as it can be. */
+static void give_up_gpu(struct engine *g, const struct err *why)
+{
+    const bool none = why->code == ERR_UNSUPPORTED;
+    if (none)
+        log_info("engine", "no_gpu", "reason=\"%s\"", why->text);
+    else
+        log_warn("engine", "no_gpu", "reason=\"%s\" action=\"continuing: the CPU computes\"",
+                 why->text);
+    set_degraded(g, none ? "" : why->text);
+    unload(g);
+}
+
+static enum err_code load(struct engine *g, struct err *e)
+{
+    const struct engine_config *c = &g->config;
+    const bool gpu = c->gpu != ENGINE_GPU_OFF && c->open_gpu != NULL && !g->gpu_dropped;
+    struct err why = {.code = ERR_OK};
+    if (c->trouble != NULL)
+        return err_set(e, ERR_ARGUMENT, "%s", c->trouble);
+    if (!gpu && c->gpu == ENGINE_GPU_ON && !g->gpu_dropped)
+        return err_set(e, ERR_UNSUPPORTED, "compute.gpu = on: this program has no GPU kernels");
+    if (!gpu)
+        return load_on(g, false, e);
+    const enum err_code code = load_on(g, true, &why);
+    const bool about_gpu =
+        code == ERR_UNSUPPORTED || code == ERR_NOMEM || code == ERR_LIMIT || code == ERR_DEVICE;
+    if (code == ERR_OK || !about_gpu || c->gpu == ENGINE_GPU_ON) {
+        *e = why;
+        return code;
+    }
+    give_up_gpu(g, &why);
+    return load_on(g, false, e);
 }
 
 /* Those that came while the model loaded were not checked against it. */
@@ -297,6 +375,12 @@ static void check_waiting(struct engine *g)
     }
 }
 
+static const char *gpu_name(const struct engine *g)
+{
+    const struct k_ops *ops = k_ops(g->devices.gpu);
+    return ops->describe != NULL ? ops->describe(g->devices.gpu) : ops->name;
+}
+
 static void log_tiers(const struct engine *g)
 {
     const struct engine_experts *x = g->run.experts;
@@ -306,6 +390,16 @@ static void log_tiers(const struct engine *g)
              (unsigned long long)g->run.budget.total, (unsigned long long)x->ram.bytes,
              x->n_experts, (unsigned long long)g->model->experts_bytes, x->all_fit, x->ram.locked,
              tier_ssd_about(x->ssd));
+    if (g->run.gpu) {
+        const struct engine_split_rates *r = &g->run.hybrid.rates;
+        log_info("engine", "gpu",
+                 "device=\"%s\" vram_budget=%llu islands_bytes=%llu all_fit=%d pinned=%d "
+                 "link_mb_s=%.0f gpu_mb_s=%.0f cpu_mb_s=%.0f sync_us=%.1f",
+                 gpu_name(g), (unsigned long long)g->run.vram.total,
+                 (unsigned long long)g->run.vram.islands, g->run.vram.all_resident,
+                 g->run.islands.pinned, r->link / 1e6, r->gpu / 1e6, r->cpu / 1e6,
+                 r->sync_ns / 1e3);
+    }
     if (!x->ram.locked)
         log_warn("engine", "not_locked", "reason=\"%s\" hint=\"the system may swap experts out\"",
                  x->ram.refusal);
@@ -322,8 +416,8 @@ static void load_model(struct engine *g)
         log_info("engine", "serving",
                  "model=%s context=%u kv_pages=%u weights_bytes=%llu backend=%s threads=%u",
                  g->model->shape.name, g->run.n_ctx, g->run.pages.n,
-                 (unsigned long long)g->model->weights_bytes, k_ops(g->device)->name,
-                 k_threads(g->device));
+                 (unsigned long long)g->model->weights_bytes, g->snapshot.backend,
+                 k_threads(g->devices.cpu));
         log_tiers(g);
         if (g->run.n_ctx < g->config.context)
             log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
@@ -336,6 +430,37 @@ static void load_model(struct engine *g)
     set_state(g, PROTO_FAILED, e.text);
 }
 
+/* The GPU failed. What runs is computed again by the CPU, with the same bits; where the process can
+ * never use the GPU again, it ends instead, and whoever waits is answered by the next one. */
+static void drop_gpu(struct engine *g)
+{
+    const struct k_ops *ops = k_ops(g->devices.gpu);
+    struct err why = {.code = ERR_OK}, e = {.code = ERR_OK};
+    g->gpu_dropped = true;
+    g->gpu_lost = ops->lost != NULL && ops->lost(g->devices.gpu, &why);
+    log_error("engine", "gpu_failed", "reason=\"%s\" action=\"%s\"",
+              why.code != ERR_OK ? why.text : "a step failed",
+              g->gpu_lost ? "this process ends" : "continuing: the CPU computes all of it again");
+    set_degraded(g, why.code != ERR_OK ? why.text : "the GPU failed");
+    if (g->gpu_lost) {
+        pthread_mutex_lock(&g->lock);
+        g->facts.gpu_lost = true;
+        pthread_mutex_unlock(&g->lock);
+        engine_mail_send_state(&g->mail);
+        return;
+    }
+    unload(g);
+    if (load(g, &e) == ERR_OK) {
+        on_progress(g, 100);
+        log_tiers(g);
+        return;
+    }
+    unload(g);
+    engine_run_fail_all(&g->run, &e);
+    if (e.code != ERR_CANCELLED)
+        set_state(g, PROTO_FAILED, e.text);
+}
+
 /* ---- the thread ---- */
 
 /* One turn. Returns whether there may be more to do at once. */
@@ -343,6 +468,8 @@ static bool turn(struct engine *g)
 {
     take_submitted(g);
     engine_run_sweep(&g->run);
+    if (g->gpu_lost) /* the loop ends the process */
+        return false;
     if (g->model == NULL) {
         struct err e = {.code = ERR_OK};
         (void)err_set(&e, ERR_BUSY, "the model is not loaded");
@@ -354,7 +481,10 @@ static bool turn(struct engine *g)
     if (engine_mail_room(&g->mail) < engine_run_events(&g->config))
         return false;
     atomic_store(&g->starved, false);
-    return engine_run_step(&g->run) || engine_experts_idle(g->run.experts);
+    const bool more = engine_run_step(&g->run) || engine_run_idle(&g->run);
+    if (g->run.gpu_failed)
+        drop_gpu(g);
+    return more;
 }
 
 static void *engine_main(void *argument)
@@ -373,6 +503,7 @@ static void *engine_main(void *argument)
             queue_wait(g->submitted, IDLE_MS);
     }
     unload(g);
+    engine_run_done(&g->run);
     engine_mail_flush(&g->mail);
     return NULL;
 }

@@ -15,11 +15,24 @@
 
 struct engine;
 
+enum engine_gpu {
+    ENGINE_GPU_AUTO,
+    ENGINE_GPU_OFF,
+    ENGINE_GPU_ON
+}; /* order of compute.gpu */
+
+struct k_device;
+typedef enum err_code engine_open_gpu_fn(void *context, struct k_device **ret, struct err *e);
+
 struct engine_config {
-    const char *model_path; /* borrowed for the engine's life */
-    unsigned cpu_level;     /* enum k_level */
-    uint32_t threads;       /* 0: one per physical core */
-    uint64_t ram_budget;    /* bytes; 0: auto */
+    const char *model_path;       /* borrowed for the engine's life */
+    unsigned cpu_level;           /* enum k_level */
+    uint32_t threads;             /* 0: one per physical core */
+    uint64_t ram_budget;          /* bytes; 0: auto */
+    unsigned gpu;                 /* enum engine_gpu */
+    engine_open_gpu_fn *open_gpu; /* engine thread; NULL: there is none */
+    void *open_gpu_context;
+    uint64_t vram_budget;   /* bytes; 0: auto */
     uint64_t kv_budget;     /* bytes; 0: auto */
     unsigned ssd_io;        /* enum tier_ssd_io */
     uint32_t ssd_depth;     /* reads in flight */
@@ -79,6 +92,7 @@ struct engine_facts {
     enum proto_state state;
     uint8_t progress; /* percent loaded */
     char reason[240]; /* why failed */
+    bool gpu_lost;    /* this process can never use its GPU again: it should end */
     char model[128];
     uint8_t file_digest[16], shape_digest[16];
     uint32_t n_ctx, n_vocab, max_sequences, prefill_chunk, n_layer, n_expert, n_expert_used;
@@ -93,7 +107,7 @@ struct engine_snapshot {
     struct proto_status status; /* sequences points to the array below; client texts to names */
     struct proto_sequence sequences[ENGINE_MAX_LISTED]; /* request_id holds the handle */
     char clients[ENGINE_MAX_LISTED][64];
-    char backend[32];
+    char backend[64], degraded[240];
     char storage[PROTO_MAX_TEXT + 1];
 };
 

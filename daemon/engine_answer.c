@@ -131,15 +131,18 @@ static void answer_slot(struct engine_run *run, struct engine_slot *slot, uint64
     const bool fresh = slot->usage.preempted == 0 && slot->n_tokens == slot->n_given;
     uint32_t position = 0;
     enum proto_finish finish;
-    uint64_t misses = 0, bytes = 0;
+    uint64_t misses = 0, bytes = 0, vram = 0;
     for (uint32_t i = slot->first_row; i < slot->first_row + slot->rows; i++) {
         misses += run->experts->row_misses[i];
         bytes += run->experts->row_bytes[i];
+        vram += run->gpu ? run->islands.row_hits[i] : 0;
     }
-    slot->usage.hits_ram += uses - misses;
+    slot->usage.hits_vram += vram;
+    slot->usage.hits_ram += uses - misses - vram;
     slot->usage.misses += misses;
     slot->usage.ssd_bytes += bytes;
-    run->count.expert_hits_ram_total += uses - misses;
+    run->count.expert_hits_vram_total += vram;
+    run->count.expert_hits_ram_total += uses - misses - vram;
     run->count.expert_misses_total += misses;
     if (unreadable(run, slot)) {
         engine_run_fail(run, slot, &run->experts->error);

@@ -5,7 +5,9 @@
 
 enum {
     PAGE = 4096,
-    LEAST_ARENA = 1 << 20 /* reads of the dense weights land here first */
+    LEAST_ARENA = 1 << 20, /* reads of the dense weights land here first */
+    VRAM_SHARE = 16,       /* of what is free that is left alone, */
+    VRAM_LEAST = 256 << 20 /* and at least so much */
 };
 
 uint64_t engine_budget_auto(uint64_t available)
@@ -55,5 +57,41 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
                                   .total = fixed + arena,
                                   .all_resident = arena >= needs->experts,
                                   .below_cycle = arena < needs->cycle};
+    return ERR_OK;
+}
+
+uint64_t engine_budget_vram_auto(uint64_t available)
+{
+    const uint64_t share = available / VRAM_SHARE;
+    const uint64_t margin = share > VRAM_LEAST ? share : VRAM_LEAST;
+    return available > margin ? available - margin : 0;
+}
+
+enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *needs,
+                                       struct engine_budget_vram *ret, struct err *e)
+{
+    uint64_t fixed, least;
+    if (!size_add(needs->weights, needs->kv, &fixed) || !size_add(fixed, needs->work, &fixed) ||
+        !size_add(fixed, needs->fixed, &fixed) || !size_add(fixed, needs->least_islands, &least))
+        return err_set(e, ERR_LIMIT, "the model is larger than the address space");
+    if (needs->budget < least)
+        return err_set(e, ERR_NOMEM,
+                       "memory.vram_budget %s%s is too small for the GPU: dense weights %s + KV "
+                       "pages %s + work %s + copies %s = %s is the least that works; raise it, or "
+                       "lower memory.kv_budget or batch.prefill_chunk",
+                       needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
+                       units_bytes(needs->weights).s, units_bytes(needs->kv).s,
+                       units_bytes(needs->work).s,
+                       units_bytes(needs->fixed + needs->least_islands).s, units_bytes(least).s);
+    const uint64_t rest = (needs->budget - fixed) & ~(PAGE - 1ull);
+    uint64_t islands = (needs->experts + PAGE - 1) & ~(PAGE - 1ull);
+    islands = islands < needs->least_islands ? needs->least_islands : islands;
+    islands = rest < islands ? rest : islands;
+    if (needs->available != 0 && fixed + islands > needs->available)
+        return err_set(
+            e, ERR_NOMEM, "memory.vram_budget %s: the GPU has %s free; lower it (least here: %s)",
+            units_bytes(needs->budget).s, units_bytes(needs->available).s, units_bytes(least).s);
+    *ret = (struct engine_budget_vram){
+        .islands = islands, .total = fixed + islands, .all_resident = islands >= needs->experts};
     return ERR_OK;
 }

@@ -1,4 +1,4 @@
-/* How memory.ram_budget is divided: pure. The budget covers everything of the worker in RAM: dense
+/* How memory.ram_budget and memory.vram_budget are divided: pure. The budget covers everything of the worker in RAM: dense
  * weights, KV pages, the buffers of a step, and the arena of expert slots, which takes the rest.
  * The process itself (code, libraries, queues, file header) comes on top, ENGINE_BUDGET_PROCESS at
  * most. */
@@ -35,6 +35,30 @@ uint64_t engine_budget_auto(uint64_t available);
 /* ERR_NOMEM with all figures and the least that works. */
 enum err_code engine_budget_split(const struct engine_budget_needs *needs,
                                   struct engine_budget *ret, struct err *e)
+    __attribute__((warn_unused_result));
+
+/* The memory of a GPU: what computes all but experts, and islands for those with the rest. */
+struct engine_budget_vram_needs {
+    uint64_t budget;    /* memory.vram_budget, or engine_budget_vram_auto */
+    bool automatic;     /* which of both */
+    uint64_t available; /* bytes that the device has free; 0: unknown */
+    uint64_t weights, kv, work;
+    uint64_t fixed;         /* of the tier beside its islands */
+    uint64_t experts;       /* islands of all experts */
+    uint64_t least_islands; /* bytes of islands that there must be */
+};
+
+struct engine_budget_vram {
+    uint64_t islands; /* a multiple of 4,096 */
+    uint64_t total;
+    bool all_resident; /* every expert has an island */
+};
+
+/* The default: what is free, less room for the desktop and other programs. */
+uint64_t engine_budget_vram_auto(uint64_t available);
+/* ERR_NOMEM with all figures and the least that works. */
+enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *needs,
+                                       struct engine_budget_vram *ret, struct err *e)
     __attribute__((warn_unused_result));
 
 #endif

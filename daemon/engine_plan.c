@@ -1,11 +1,14 @@
 #include "engine_plan.h"
 
 #include "engine.h"
+#include "engine_hybrid.h"
+#include "engine_islands.h"
 #include "engine_run.h"
 #include "kv_page.h"
 
 #define MIB           (UINT64_C(1) << 20)
 #define FILL_AT_START (512 * MIB)
+#define STAGED        (256 * MIB)         /* of RAM, where all experts have islands in VRAM */
 #define MOST          (UINT64_C(1) << 62) /* bytes of a budget that is looked at */
 
 static uint32_t pages_of(uint32_t positions)
@@ -13,8 +16,8 @@ static uint32_t pages_of(uint32_t positions)
     return (uint32_t)(((uint64_t)positions + K_PAGE - 1) / K_PAGE);
 }
 
-/* Context = min(model, setting, what the pool holds). ram: memory.ram_budget in bytes. */
-static void plan_pool(const struct engine_config *c, const struct model *m, uint64_t ram,
+/* Context = min(model, setting, what the pool holds). budget: of the memory that the pool is in. */
+static void plan_pool(const struct engine_config *c, const struct model *m, uint64_t budget,
                       struct engine_plan *p)
 {
     p->page_bytes = engine_forward_page_bytes(m, (enum k_kv_type)c->kv_type);
@@ -22,7 +25,7 @@ static void plan_pool(const struct engine_config *c, const struct model *m, uint
     if (c->context != 0 && c->context < p->n_ctx)
         p->n_ctx = c->context;
     p->n_pages =
-        kv_page_count(c->kv_budget, ram, p->page_bytes, pages_of(p->n_ctx), c->max_sequences);
+        kv_page_count(c->kv_budget, budget, p->page_bytes, pages_of(p->n_ctx), c->max_sequences);
     if (p->n_pages < pages_of(p->n_ctx))
         p->n_ctx = p->n_pages * K_PAGE;
 }
@@ -61,14 +64,49 @@ bool engine_plan_fills_at_start(const struct engine_budget *budget, uint64_t exp
     return budget->all_resident && experts_bytes <= FILL_AT_START;
 }
 
-/* All of a plan but how its budget is divided. */
-static void size_up(const struct engine_config *config, const struct k_device *device,
-                    const struct model *m, uint64_t available, struct engine_plan *ret)
+/* What the GPU needs of its own memory. */
+static void size_up_vram(const struct engine_plan_machine *machine, const struct model *m,
+                         struct engine_plan *p)
 {
-    const bool automatic = config->ram_budget == 0;
+    uint64_t islands = 0;
+    for (uint32_t i = 0; i < m->shape.n_layer; i++)
+        islands += tier_vram_island_bytes(m, i) * m->shape.n_expert;
+    p->vram_needs.available = machine->vram_free;
+    p->vram_needs.weights = m->dense_bytes;
+    p->vram_needs.kv = p->n_pages * p->page_bytes;
+    p->vram_needs.work = engine_forward_bytes(machine->gpu, m, &p->sizes);
+    p->vram_needs.fixed = tier_vram_fixed_bytes(m);
+    p->vram_needs.experts = islands;
+    p->vram_needs.least_islands = tier_vram_least(m);
+}
+
+/* RAM: what computes all but experts is there or on the GPU. */
+static void size_up_ram(const struct engine_plan_machine *machine, const struct model *m,
+                        struct engine_plan *p)
+{
+    const uint32_t rows = p->sizes.max_rows;
+    p->needs.work = engine_forward_host_bytes(m, &p->sizes) + engine_experts_bytes(m, rows);
+    if (machine->gpu == NULL) {
+        p->needs.weights = m->weights_bytes;
+        p->needs.kv = p->n_pages * p->page_bytes;
+        p->needs.work += engine_forward_bytes(machine->cpu, m, &p->sizes);
+    } else {
+        p->needs.weights = m->tables_bytes;
+        p->needs.work += engine_islands_bytes(m, rows) + engine_hybrid_bytes(machine->cpu, m, rows);
+    }
+}
+
+/* All of a plan but how its RAM is divided. */
+static enum err_code size_up(const struct engine_config *config,
+                             const struct engine_plan_machine *machine, const struct model *m,
+                             uint64_t available, struct engine_plan *ret, struct err *e)
+{
+    const bool automatic = config->ram_budget == 0, vram_automatic = config->vram_budget == 0;
     const uint64_t ram = automatic ? engine_budget_auto(available) : config->ram_budget;
+    const uint64_t vram =
+        vram_automatic ? engine_budget_vram_auto(machine->vram_free) : config->vram_budget;
     *ret = (struct engine_plan){.n_ctx = 0};
-    plan_pool(config, m, ram, ret);
+    plan_pool(config, m, machine->gpu != NULL ? vram : ram, ret);
     ret->sizes = (struct engine_forward_sizes){
         .max_rows = config->prefill_chunk + config->max_sequences,
         .max_logits = config->max_sequences + ENGINE_RUN_PROMPT_LOGITS,
@@ -78,38 +116,48 @@ static void size_up(const struct engine_config *config, const struct k_device *d
     ret->needs = (struct engine_budget_needs){.budget = ram,
                                               .automatic = automatic,
                                               .available = available,
-                                              .weights = m->weights_bytes,
-                                              .kv = ret->n_pages * ret->page_bytes,
-                                              .work = engine_forward_bytes(device, m, &ret->sizes) +
-                                                      engine_forward_host_bytes(m, &ret->sizes) +
-                                                      engine_experts_bytes(m, ret->sizes.max_rows),
                                               .experts = m->experts_bytes,
                                               .largest_expert = largest_expert(m),
                                               .cycle = cycle_bytes(m)};
+    size_up_ram(machine, m, ret);
+    if (machine->gpu == NULL)
+        return ERR_OK;
+    ret->vram_needs =
+        (struct engine_budget_vram_needs){.budget = vram, .automatic = vram_automatic};
+    size_up_vram(machine, m, ret);
+    const enum err_code code = engine_budget_vram_split(&ret->vram_needs, &ret->vram, e);
+    if (code == ERR_OK && ret->vram.all_resident && ret->needs.experts > STAGED)
+        ret->needs.experts =
+            STAGED > ret->needs.largest_expert ? STAGED : ret->needs.largest_expert;
+    return code;
 }
 
 /* Has a budget of so many MiB that many bytes of slots? *ret is written if so. */
-static bool suffices(const struct engine_config *config, const struct k_device *device,
+static bool suffices(const struct engine_config *config, const struct engine_plan_machine *machine,
                      const struct model *m, uint64_t mib, uint64_t slots, struct engine_plan *ret)
 {
     struct engine_config c = *config;
     struct engine_plan plan;
     c.ram_budget = mib * MIB;
-    size_up(&c, device, m, 0, &plan);
-    if (engine_budget_split(&plan.needs, &plan.budget, NULL) != ERR_OK || plan.budget.arena < slots)
+    if (size_up(&c, machine, m, 0, &plan, NULL) != ERR_OK ||
+        engine_budget_split(&plan.needs, &plan.budget, NULL) != ERR_OK ||
+        plan.budget.arena < (slots < plan.needs.experts ? slots : plan.needs.experts))
         return false;
     *ret = plan;
     return true;
 }
 
 /* Slots grow with the budget but for steps of a KV page, so that halving finds the edge. */
-enum err_code engine_plan_least(const struct engine_config *config, const struct k_device *device,
-                                const struct model *m, uint64_t slots, struct engine_plan *ret,
-                                struct err *e)
+enum err_code engine_plan_least(const struct engine_config *config,
+                                const struct engine_plan_machine *machine, const struct model *m,
+                                uint64_t slots, struct engine_plan *ret, struct err *e)
 {
-    const uint64_t wanted = slots < m->experts_bytes ? slots : m->experts_bytes;
+    struct engine_plan plan;
     uint64_t low = 0, high = 1; /* MiB */
-    while (!suffices(config, device, m, high, wanted, ret)) {
+    const enum err_code code = size_up(config, machine, m, 0, &plan, e);
+    if (code != ERR_OK)
+        return code;
+    while (!suffices(config, machine, m, high, slots, ret)) {
         if (high >= MOST / MIB)
             return err_set(e, ERR_LIMIT, "the model is larger than the address space");
         low = high;
@@ -117,7 +165,7 @@ enum err_code engine_plan_least(const struct engine_config *config, const struct
     }
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
-        if (suffices(config, device, m, middle, wanted, ret))
+        if (suffices(config, machine, m, middle, slots, ret))
             high = middle;
         else
             low = middle;
@@ -125,17 +173,19 @@ enum err_code engine_plan_least(const struct engine_config *config, const struct
     return ERR_OK;
 }
 
-enum err_code engine_plan_make(const struct engine_config *config, const struct k_device *device,
-                               const struct model *m, uint64_t available, struct engine_plan *ret,
-                               struct err *e)
+enum err_code engine_plan_make(const struct engine_config *config,
+                               const struct engine_plan_machine *machine, const struct model *m,
+                               struct engine_plan *ret, struct err *e)
 {
     struct engine_plan least;
-    size_up(config, device, m, available, ret);
-    enum err_code code = engine_budget_split(&ret->needs, &ret->budget, NULL);
+    enum err_code code = size_up(config, machine, m, machine->available, ret, e);
+    if (code != ERR_OK)
+        return code;
+    code = engine_budget_split(&ret->needs, &ret->budget, NULL);
     if (code == ERR_OK)
         return ERR_OK;
     /* KV pages grow with the budget: what is refused says one that is not refused again. */
-    if (config->kv_budget == 0 && engine_plan_least(config, device, m, 1, &least, NULL) == ERR_OK)
+    if (config->kv_budget == 0 && engine_plan_least(config, machine, m, 1, &least, NULL) == ERR_OK)
         ret->needs.least = least.needs.budget;
     return engine_budget_split(&ret->needs, &ret->budget, e);
 }

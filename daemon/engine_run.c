@@ -1,8 +1,11 @@
 #include "engine_run.h"
 
+#include <string.h>
+
 #include "alloc.h"
 #include "engine_admit.h"
 #include "engine_answer.h"
+#include "engine_calibrate.h"
 #include "engine_machine.h"
 #include "engine_plan.h"
 #include "fault.h"
@@ -17,18 +20,38 @@ size_t engine_run_events(const struct engine_config *config)
 
 /* ---- start ---- */
 
+/* Gives slot i its arrays in `arrays`, with the tokens that it has. */
+static void move_slot(struct engine_run *run, uint32_t i, uint32_t *arrays)
+{
+    struct engine_slot *slot = &run->slots[i];
+    uint32_t *tokens = arrays + i * ((size_t)run->n_ctx + run->max_pages);
+    if (slot->job != NULL && slot->n_tokens >= run->n_ctx) {
+        struct err e = {.code = ERR_OK};
+        (void)err_set(&e, ERR_DEVICE,
+                      "the GPU failed, and %u tokens are more than the context of %u without it",
+                      slot->n_tokens, run->n_ctx);
+        engine_run_fail(run, slot, &e);
+    }
+    if (slot->job != NULL)
+        memcpy(tokens, slot->tokens, slot->n_tokens * sizeof(*tokens));
+    else
+        *slot = (struct engine_slot){.job = NULL};
+    slot->tokens = tokens;
+    slot->kv.pages = tokens + run->n_ctx;
+}
+
 static enum err_code start_slots(struct engine_run *run, struct err *e)
 {
     const size_t each = (size_t)run->n_ctx + run->max_pages;
     run->n_slots = run->config->max_sequences;
-    run->slot_arrays = alloc_zero(ALLOC_KV, run->n_slots, each * sizeof(uint32_t));
-    if (run->slot_arrays == NULL)
+    uint32_t *arrays = alloc_zero(ALLOC_KV, run->n_slots, each * sizeof(uint32_t));
+    if (arrays == NULL)
         return err_set(e, ERR_NOMEM, "no memory for %u sequences of %u tokens", run->n_slots,
                        run->n_ctx);
-    for (uint32_t i = 0; i < run->n_slots; i++) {
-        run->slots[i] = (struct engine_slot){.tokens = run->slot_arrays + i * each};
-        run->slots[i].kv.pages = run->slots[i].tokens + run->n_ctx;
-    }
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        move_slot(run, i, arrays);
+    alloc_free(run->slot_arrays);
+    run->slot_arrays = arrays;
     return ERR_OK;
 }
 
@@ -43,24 +66,57 @@ static void warn_below_token(const struct engine_plan *plan)
              units_bytes(2 * plan->needs.cycle - plan->budget.arena).s);
 }
 
-/* Buffers that live as long as the model. */
-static enum err_code start_buffers(struct engine_run *run, struct k_device *device,
-                                   const struct engine_forward_sizes *sizes, uint64_t kv_bytes,
-                                   struct err *e)
+static enum err_code start_gpu(struct engine_run *run, const struct engine_run_devices *devices,
+                               uint32_t max_rows, struct err *e)
 {
-    enum err_code code = run->ops->buffer_new(device, kv_bytes, &run->pool, e);
+    struct engine_split_rates rates;
+    enum err_code code =
+        engine_islands_start(&run->islands,
+                             &(struct engine_islands_options){.device = devices->gpu,
+                                                              .stream = devices->gpu_stream,
+                                                              .experts = run->experts,
+                                                              .islands_bytes = run->vram.islands,
+                                                              .max_rows = max_rows},
+                             e);
+    if (code == ERR_OK)
+        code = engine_calibrate(devices->cpu, &run->islands, run->config->ticks, &rates, e);
+    if (code == ERR_OK)
+        code =
+            engine_hybrid_start(&run->hybrid,
+                                &(struct engine_hybrid_options){.cpu = devices->cpu,
+                                                                .gpu = devices->gpu,
+                                                                .cpu_stream = devices->cpu_stream,
+                                                                .model = run->model,
+                                                                .max_rows = max_rows,
+                                                                .ticks = run->config->ticks,
+                                                                .rates = rates},
+                                e);
+    return code;
+}
+
+/* Buffers that live as long as the model. */
+static enum err_code start_buffers(struct engine_run *run, const struct engine_run_devices *devices,
+                                   const struct engine_plan *plan, struct err *e)
+{
+    struct k_device *device = run->gpu ? devices->gpu : devices->cpu;
+    const struct engine_forward_sizes *sizes = &plan->sizes;
+    enum err_code code =
+        run->ops->buffer_new(device, plan->n_pages * plan->page_bytes, &run->pool, e);
     if (code == ERR_OK)
         code = engine_experts_new(
-            device, run->stream, run->model,
+            devices->cpu, devices->cpu_stream, run->model,
             &(struct engine_experts_options){.arena_bytes = run->budget.arena,
                                              .io = (enum tier_ssd_io)run->config->ssd_io,
                                              .depth = run->config->ssd_depth,
                                              .max_rows = sizes->max_rows},
             &run->experts, e);
+    if (code == ERR_OK && run->gpu)
+        code = start_gpu(run, devices, sizes->max_rows, e);
+    const struct engine_forward_tiers tiers = {.experts = run->experts,
+                                               .islands = run->gpu ? &run->islands : NULL,
+                                               .hybrid = run->gpu ? &run->hybrid : NULL};
     if (code == ERR_OK)
-        code = engine_forward_new(device, run->stream,
-                                  &(struct engine_forward_tiers){.experts = run->experts}, sizes,
-                                  run->pool, &run->forward, e);
+        code = engine_forward_new(device, run->stream, &tiers, sizes, run->pool, &run->forward, e);
     return code;
 }
 
@@ -90,22 +146,44 @@ static void trace_step(struct engine_run *run)
     route_trace_step(run->trace, f->n_rows, f->sequence, f->position, layers);
 }
 
-enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
-                               struct k_stream *stream, struct model *model, struct err *e)
+static void count_memory(struct engine_run *run, const struct engine_plan *plan)
+{
+    struct proto_status *c = &run->count;
+    c->kv_pages_total = plan->n_pages;
+    c->kv_page_bytes = plan->page_bytes;
+    c->weights_bytes = run->model->weights_bytes;
+    c->work_bytes = plan->needs.work + plan->vram_needs.work;
+    c->ram_budget_bytes = plan->budget.total;
+    c->ram_slots_bytes = plan->budget.arena;
+    c->experts_total = run->model->shape.n_layer * run->model->shape.n_expert;
+    c->vram_budget_bytes = plan->vram.total;
+    c->vram_islands_bytes = plan->vram.islands;
+}
+
+enum err_code engine_run_start(struct engine_run *run, const struct engine_run_devices *devices,
+                               struct model *model, struct err *e)
 {
     struct engine_plan plan;
+    struct engine_plan_machine machine = {
+        .cpu = devices->cpu, .gpu = devices->gpu, .available = engine_machine_available()};
     run->model = model;
-    run->ops = k_ops(device);
-    run->stream = stream;
-    enum err_code code =
-        engine_plan_make(run->config, device, model, engine_machine_available(), &plan, e);
+    run->gpu = devices->gpu != NULL;
+    run->gpu_failed = false;
+    run->ops = k_ops(run->gpu ? devices->gpu : devices->cpu);
+    run->stream = run->gpu ? devices->gpu_stream : devices->cpu_stream;
+    if (run->gpu && run->ops->memory != NULL) {
+        uint64_t total;
+        run->ops->memory(devices->gpu, &machine.vram_free, &total);
+    }
+    enum err_code code = engine_plan_make(run->config, &machine, model, &plan, e);
     run->budget = plan.budget;
+    run->vram = plan.vram;
     run->n_ctx = plan.n_ctx;
     run->max_pages = plan.sizes.max_pages;
-    if (code == ERR_OK && plan.budget.below_cycle)
+    if (code == ERR_OK && plan.budget.below_cycle && !plan.vram.all_resident)
         warn_below_token(&plan);
     if (code == ERR_OK)
-        code = start_buffers(run, device, &plan.sizes, plan.needs.kv, e);
+        code = start_buffers(run, devices, &plan, e);
     if (code == ERR_OK)
         code = kv_page_start(&run->pages, plan.n_pages, e);
     if (code == ERR_OK)
@@ -117,34 +195,55 @@ enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
     if (code == ERR_OK)
         start_trace(run);
     engine_turns_start(&run->turns, !run->budget.all_resident, 1);
-    engine_ahead_start(&run->ahead, !run->budget.all_resident);
-    run->count.kv_pages_total = plan.n_pages;
-    run->count.kv_page_bytes = plan.page_bytes;
-    run->count.weights_bytes = model->weights_bytes;
-    run->count.work_bytes = plan.needs.work;
-    run->count.ram_budget_bytes = run->budget.total;
-    run->count.ram_slots_bytes = run->budget.arena;
-    run->count.experts_total = model->shape.n_layer * model->shape.n_expert;
+    engine_ahead_start(&run->ahead, !run->budget.all_resident && !run->gpu);
+    count_memory(run, &plan);
     return code;
 }
 
-void engine_run_done(struct engine_run *run)
+void engine_run_leave(struct engine_run *run)
 {
+    for (uint32_t i = 0; i < run->n_slots; i++) {
+        struct engine_slot *slot = &run->slots[i];
+        if (slot->job == NULL)
+            continue;
+        slot->kv = (struct kv_sequence){.pages = slot->kv.pages}; /* the pool goes as a whole */
+        slot->paged = false;
+        slot->rows = 0;
+        slot->usage.preempted++;
+        run->count.preemptions_total++;
+    }
     route_trace_close(run->trace);
     run->trace = NULL;
     engine_forward_free(run->forward);
+    engine_hybrid_done(&run->hybrid);
+    engine_islands_done(&run->islands);
     engine_experts_free(run->experts);
     if (run->pool != NULL)
         run->ops->buffer_free(run->pool);
     kv_prefix_done(&run->prefix);
     kv_page_done(&run->pages);
     sample_done(&run->sample);
-    alloc_free(run->slot_arrays);
     run->forward = NULL;
     run->experts = NULL;
     run->pool = NULL;
+    run->gpu = run->gpu_failed = false;
+}
+
+void engine_run_done(struct engine_run *run)
+{
+    engine_run_leave(run);
+    alloc_free(run->slot_arrays);
     run->slot_arrays = NULL;
     run->n_slots = 0;
+}
+
+bool engine_run_idle(struct engine_run *run)
+{
+    enum err_code code = ERR_OK;
+    if (run->gpu && engine_islands_idle(&run->islands, &code))
+        return true;
+    run->gpu_failed |= code != ERR_OK;
+    return engine_experts_idle(run->experts);
 }
 
 /* ---- ends ---- */
@@ -342,7 +441,12 @@ bool engine_run_step(struct engine_run *run)
     const uint32_t prompt_rows = run->forward->n_rows - decode_rows;
     run->forward->guess = engine_ahead_wanted(&run->ahead, decode_rows, prompt_rows);
     struct err e = {.code = ERR_OK};
-    if (engine_forward_step(run->forward, &e) != ERR_OK) {
+    const enum err_code code = engine_forward_step(run->forward, &e);
+    if (code == ERR_DEVICE && run->gpu) { /* the CPU will compute all of it again */
+        run->gpu_failed = true;
+        return true;
+    }
+    if (code != ERR_OK) {
         for (uint32_t i = 0; i < run->n_slots; i++)
             if (run->slots[i].job != NULL && run->slots[i].rows > 0)
                 engine_run_fail(run, &run->slots[i], &e);

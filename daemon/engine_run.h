@@ -29,13 +29,23 @@ struct engine_slot {
     uint32_t rows, first_row, first_logit, n_logits, logit_position;
 };
 
+/* What computes; gpu and gpu_stream: NULL: the CPU alone. Borrowed. */
+struct engine_run_devices {
+    struct k_device *cpu, *gpu;
+    struct k_stream *cpu_stream, *gpu_stream;
+};
+
 struct engine_run {
     const struct engine_config *config;
     struct engine_mail *mail;
-    const struct k_ops *ops;
+    const struct k_ops *ops; /* of the device that computes all but some experts, as stream */
     struct k_stream *stream;
     struct model *model;
     struct engine_experts *experts;
+    bool gpu;        /* a GPU computes: islands and hybrid are there */
+    bool gpu_failed; /* it failed in a step, of which nothing may be used */
+    struct engine_islands islands;
+    struct engine_hybrid hybrid;
     struct engine_forward *forward;
     struct k_buffer *pool;
     struct kv_page pages;
@@ -47,18 +57,26 @@ struct engine_run {
     struct list waiting;   /* struct engine_job.waiting */
     uint64_t row_ns;       /* measured; 0: unknown */
     struct engine_budget budget;
+    struct engine_budget_vram vram; /* of a GPU */
     struct engine_turns turns;
     struct engine_ahead ahead;
     struct route_trace *trace; /* NULL: none */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
 };
 
-/* Divides memory.ram_budget, sizes pool and context, makes all buffers. The model's weights are
- * loaded later. `run` has config, mail and waiting set. */
-enum err_code engine_run_start(struct engine_run *run, struct k_device *device,
-                               struct k_stream *stream, struct model *model, struct err *e)
+/* Divides the budgets, sizes pool and context, makes all buffers. The model's weights are loaded
+ * later. `run` has config, mail and waiting set. Sequences that engine_run_leave kept go on, but for
+ * those that the context no longer holds: they fail. */
+enum err_code engine_run_start(struct engine_run *run, const struct engine_run_devices *devices,
+                               struct model *model, struct err *e)
     __attribute__((warn_unused_result));
+/* Gives up all that lies on devices and everything of the model. The sequences wait, to be computed
+ * again from their tokens after the next start. */
+void engine_run_leave(struct engine_run *run);
+/* As leave, and the sequences are gone too: none has a request. */
 void engine_run_done(struct engine_run *run);
+/* While there is nothing to compute: fills memory. False: there is nothing to do. */
+bool engine_run_idle(struct engine_run *run);
 
 /* Ends what was cancelled. */
 void engine_run_sweep(struct engine_run *run);

@@ -1,11 +1,18 @@
 #include "worker_config.h"
 
+#include "kernels.h"
 #include "settings.h"
 
 /* 0: auto. */
 static uint64_t bytes_or_auto(const struct settings *s, enum setting_id id)
 {
     return settings_is_auto(s, id) ? 0 : settings_bytes(s, id);
+}
+
+static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
+{
+    (void)context;
+    return k_open_cuda(&(struct k_cuda_options){.ordinal = -1}, ret, e);
 }
 
 struct engine_config worker_config_engine(const struct settings *s)
@@ -15,6 +22,9 @@ struct engine_config worker_config_engine(const struct settings *s)
         .cpu_level = settings_choice(s, SETTING_compute_cpu_level),
         .threads = (uint32_t)settings_count(s, SETTING_compute_threads),
         .ram_budget = bytes_or_auto(s, SETTING_memory_ram_budget),
+        .gpu = settings_choice(s, SETTING_compute_gpu),
+        .open_gpu = open_gpu,
+        .vram_budget = bytes_or_auto(s, SETTING_memory_vram_budget),
         .kv_budget = bytes_or_auto(s, SETTING_memory_kv_budget),
         .kv_type = settings_choice(s, SETTING_memory_kv_type),
         .trace_path = settings_text(s, SETTING_route_trace),

@@ -67,6 +67,7 @@ struct worker_loop_conn {
 static void worker_loop_on_conn(uv_poll_t *poll, int status, int events);
 static void worker_loop_drain(struct worker_loop *w, const char *why);
 static void worker_loop_check_drained(struct worker_loop *w);
+static void worker_loop_end(struct worker_loop *w, const char *why);
 
 /* ---- settings ---- */
 
@@ -144,6 +145,10 @@ static void worker_loop_on_state(struct worker_loop *w)
     enum proto_state old = w->facts.state;
     const struct engine_facts *f = &w->facts;
     engine_get_facts(w->engine, &w->facts);
+    if (f->gpu_lost) {
+        worker_loop_end(w, "the GPU is lost to this process");
+        return;
+    }
     worker_peer_send_welcome(&w->peers);
     if (f->state != old) /* percents are for the tick: sd_notify waits where its queue is full */
         worker_loop_notify_status(w);
@@ -598,7 +603,7 @@ int worker_loop_run(struct settings *settings, const struct worker_loop_options 
     worker_loop_notify_status(w);
     sd_notify(0, "READY=1");
     uv_run(&w->uv, UV_RUN_DEFAULT);
-    int status = w->again ? WORKER_LOOP_AGAIN : 0;
+    int status = w->again ? WORKER_LOOP_AGAIN : w->facts.gpu_lost ? WORKER_EXIT_GPU : 0;
     worker_loop_close(w);
     return status;
 }

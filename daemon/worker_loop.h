@@ -17,6 +17,7 @@ struct worker_loop_options {
 
 enum {
     WORKER_EXIT_USAGE = 64,
+    WORKER_EXIT_GPU = 70, /* the GPU is lost to this process: start another one */
     WORKER_EXIT_BIND = 71,
     WORKER_EXIT_RUNNING = 75,
     WORKER_EXIT_CONFIG = 78,

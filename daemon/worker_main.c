@@ -35,8 +35,8 @@ static void worker_main_help(void)
         "\n"
         "Signals: SIGTERM and SIGINT let running answers finish (server.drain_deadline); a second\n"
         "one ends at once. SIGHUP reads the settings again and looks for a missing model again.\n"
-        "Exit status: 0 asked to stop, 64 wrong usage, 71 cannot listen, 75 already running,\n"
-        "78 wrong settings\n"
+        "Exit status: 0 asked to stop, 64 wrong usage, 70 the GPU is lost to this process (start\n"
+        "another one), 71 cannot listen, 75 already running, 78 wrong settings\n"
         "(or with --plan, a model that would not be served).");
 }
 

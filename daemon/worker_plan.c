@@ -62,7 +62,7 @@ static void fill_row(const struct worker_plan *p, struct worker_plan_row *row)
 
 /* Other budgets, from the least that works to all experts; what does not grow is left out. */
 static void fill_rows(struct worker_plan *p, const struct engine_config *config,
-                      const struct k_device *device)
+                      const struct engine_plan_machine *machine)
 {
     const uint64_t experts = p->model->experts_bytes, cycle = p->set.plan.needs.cycle;
     const struct {
@@ -76,7 +76,7 @@ static void fill_rows(struct worker_plan *p, const struct engine_config *config,
     for (unsigned i = 0; i < WORKER_PLAN_ROWS; i++) {
         struct worker_plan_row *row = &p->rows[p->n_rows];
         row->name = wanted[i].name;
-        if (engine_plan_least(config, device, p->model, wanted[i].slots, &row->plan, NULL) !=
+        if (engine_plan_least(config, machine, p->model, wanted[i].slots, &row->plan, NULL) !=
             ERR_OK)
             return;
         if (p->n_rows > 0 && row->plan.needs.budget <= row[-1].plan.needs.budget)
@@ -124,9 +124,10 @@ static enum err_code make_plan(struct worker_plan *p, const struct engine_config
     if (code != ERR_OK)
         return code;
     p->set.name = "set";
-    if (engine_plan_make(config, device, m, p->available, &p->set.plan, &p->refusal) == ERR_OK)
+    const struct engine_plan_machine machine = {.cpu = device, .available = p->available};
+    if (engine_plan_make(config, &machine, m, &p->set.plan, &p->refusal) == ERR_OK)
         fill_row(p, &p->set);
-    fill_rows(p, config, device);
+    fill_rows(p, config, &machine);
     return ERR_OK;
 }
 

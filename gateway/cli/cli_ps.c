@@ -72,6 +72,22 @@ static void sequences_print(const struct cli_term *t, const struct reading *r)
     }
 }
 
+/* Nothing where no GPU computes. */
+static void gpu_print(const struct cli_term *t, const struct reading *r)
+{
+    if (worker(r, "vram_budget_bytes") == 0)
+        return;
+    heading(t, "gpu");
+    printf(
+        "VRAM budget %s: islands %s of %s in use (%.0f of %.0f experts), %.0f hits; %.0f experts "
+        "copied (%s), CPU %s beside it\n",
+        bytes(worker(r, "vram_budget_bytes")).s, bytes(worker(r, "vram_islands_used_bytes")).s,
+        bytes(worker(r, "vram_islands_bytes")).s, worker(r, "experts_in_vram"),
+        worker(r, "experts_total"), worker(r, "expert_hits_vram_total"),
+        worker(r, "expert_copies_total"), bytes(worker(r, "expert_copy_bytes_total")).s,
+        units_ms((uint64_t)(worker(r, "cpu_experts_us_total") / 1000)).s);
+}
+
 static void memory_print(const struct cli_term *t, const struct reading *r)
 {
     double page = worker(r, "kv_page_bytes");
@@ -92,6 +108,7 @@ static void memory_print(const struct cli_term *t, const struct reading *r)
            worker(r, "ram_locked") != 0 ? ", locked" : "", hits,
            hits + misses > 0 ? 100 * hits / (hits + misses) : 100.0,
            worker(r, "expert_evictions_total"));
+    gpu_print(t, r);
     heading(t, "ssd");
     printf("%.0f misses, %s read in %.0f reads (%.0f failed), %s waited; %s\n", misses,
            bytes(worker(r, "ssd_bytes_total")).s, worker(r, "ssd_reads_total"),

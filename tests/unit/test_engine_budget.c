@@ -134,6 +134,60 @@ static void test_engine_machine_figures_are_plausible(void **state)
     assert_int_equal(engine_machine_memory("NoSuchKey"), 0);
 }
 
+static struct engine_budget_vram_needs vram_needs_of(uint64_t budget)
+{
+    return (struct engine_budget_vram_needs){.budget = budget,
+                                             .weights = 700 * MIB,
+                                             .kv = 300 * MIB,
+                                             .work = 200 * MIB,
+                                             .fixed = 50 * MIB,
+                                             .experts = 16 * GIB + 5,
+                                             .least_islands = 250 * MIB};
+}
+
+static void test_engine_budget_vram_auto_leaves_a_margin(void **state)
+{
+    (void)state;
+    assert_int_equal(engine_budget_vram_auto(16 * GIB), 15 * GIB);
+    assert_int_equal(engine_budget_vram_auto(GIB), 768 * MIB);
+    assert_int_equal(engine_budget_vram_auto(100 * MIB), 0);
+}
+
+static void test_engine_budget_vram_is_never_exceeded(void **state)
+{
+    (void)state;
+    for (uint64_t budget = 1500 * MIB; budget < 20 * GIB; budget += 123456789) {
+        const struct engine_budget_vram_needs n = vram_needs_of(budget);
+        struct engine_budget_vram b;
+        struct err e = {.code = ERR_OK};
+        assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_OK);
+        assert_true(b.total <= budget);
+        assert_int_equal(b.total, 1250 * MIB + b.islands);
+        assert_int_equal(b.islands % 4096, 0);
+        assert_true(b.islands >= n.least_islands);
+        assert_int_equal(b.all_resident, b.islands >= n.experts);
+        assert_true(b.all_resident || b.total + 4096 > budget);
+    }
+}
+
+static void test_engine_budget_vram_refusal_says_the_least(void **state)
+{
+    (void)state;
+    struct engine_budget_vram b;
+    struct err e = {.code = ERR_OK};
+    struct engine_budget_vram_needs n = vram_needs_of(1500 * MIB - 1);
+    assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_NOMEM);
+    assert_non_null(strstr(e.text, "1.46 GiB is the least that works"));
+    n = vram_needs_of(4 * GIB);
+    n.available = 3 * GIB;
+    e = (struct err){.code = ERR_OK};
+    assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_NOMEM);
+    assert_non_null(strstr(e.text, "3.00 GiB free"));
+    n.weights = UINT64_MAX - MIB;
+    e = (struct err){.code = ERR_OK};
+    assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_LIMIT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +200,9 @@ int main(void)
         cmocka_unit_test(test_engine_budget_absurd_sizes_do_not_overflow),
         cmocka_unit_test(test_engine_budget_auto_leaves_room_for_others),
         cmocka_unit_test(test_engine_machine_figures_are_plausible),
+        cmocka_unit_test(test_engine_budget_vram_auto_leaves_a_margin),
+        cmocka_unit_test(test_engine_budget_vram_is_never_exceeded),
+        cmocka_unit_test(test_engine_budget_vram_refusal_says_the_least),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 #define MIB  (UINT64_C(1) << 20)
 
 static struct k_device *device;
+static struct engine_plan_machine machine;
 static struct model *model;
 
 static int open_model(void **state)
@@ -21,6 +22,7 @@ static int open_model(void **state)
     (void)state;
     struct err e = {0};
     assert_int_equal(k_open(K_LEVEL_REFERENCE, 1, &device, &e), ERR_OK);
+    machine.cpu = device;
     assert_int_equal(
         model_open(&(struct model_loading){.path = TINY, .device = device}, &model, &e), ERR_OK);
     return 0;
@@ -48,7 +50,7 @@ static struct engine_plan plan_of(const struct engine_config *c)
 {
     struct engine_plan plan;
     struct err e = {0};
-    if (engine_plan_make(c, device, model, 0, &plan, &e) != ERR_OK)
+    if (engine_plan_make(c, &machine, model, &plan, &e) != ERR_OK)
         fail_msg("%s", e.text);
     return plan;
 }
@@ -87,12 +89,12 @@ static void test_engine_plan_least_works_and_one_mib_less_does_not(void **state)
         struct engine_plan least, plan;
         struct err e = {0};
         struct engine_config c = config_of(0, kv[i]);
-        assert_int_equal(engine_plan_least(&c, device, model, 1, &least, &e), ERR_OK);
+        assert_int_equal(engine_plan_least(&c, &machine, model, 1, &least, &e), ERR_OK);
         c.ram_budget = least.needs.budget;
         plan = plan_of(&c);
         assert_int_equal(plan.budget.total, least.budget.total);
         c.ram_budget -= MIB;
-        assert_int_equal(engine_plan_make(&c, device, model, 0, &plan, &e), ERR_NOMEM);
+        assert_int_equal(engine_plan_make(&c, &machine, model, &plan, &e), ERR_NOMEM);
     }
 }
 
@@ -104,7 +106,7 @@ static void test_engine_plan_least_for_slots_has_them(void **state)
     uint64_t before = 0;
     for (uint64_t slots = MIB; slots < model->experts_bytes + 8 * MIB; slots += MIB) {
         struct engine_plan plan;
-        assert_int_equal(engine_plan_least(&c, device, model, slots, &plan, &e), ERR_OK);
+        assert_int_equal(engine_plan_least(&c, &machine, model, slots, &plan, &e), ERR_OK);
         assert_true(plan.budget.arena >= slots || plan.budget.all_resident);
         assert_true(plan.budget.total <= plan.needs.budget);
         assert_true(plan.needs.budget >= before);
@@ -119,7 +121,7 @@ static void test_engine_plan_refusal_names_a_budget_that_works(void **state)
     for (; c.ram_budget < 64 * MIB; c.ram_budget += MIB / 4) {
         struct engine_plan plan;
         struct err e = {0};
-        if (engine_plan_make(&c, device, model, 0, &plan, &e) == ERR_OK)
+        if (engine_plan_make(&c, &machine, model, &plan, &e) == ERR_OK)
             break;
         assert_int_equal(e.code, ERR_NOMEM);
         assert_non_null(strstr(e.text, "is the least that works; raise it, or lower "
@@ -138,7 +140,8 @@ static void test_engine_plan_more_than_available_is_refused(void **state)
     struct engine_plan plan;
     struct err e = {0};
     const struct engine_config c = config_of(64 * MIB, 0);
-    assert_int_equal(engine_plan_make(&c, device, model, 20 * MIB, &plan, &e), ERR_NOMEM);
+    const struct engine_plan_machine small = {.cpu = device, .available = 20 * MIB};
+    assert_int_equal(engine_plan_make(&c, &small, model, &plan, &e), ERR_NOMEM);
     assert_non_null(strstr(e.text, "20.00 MiB available"));
 }
 

@@ -1,0 +1,281 @@
+/* An engine with a GPU (a stand-in): the same answers at every budget, without it where it cannot be
+ * had, and when it fails at any time. */
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "alloc.h"
+#include "engine_rig.h"
+#include "fake_gpu.h"
+
+#define TINY ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf"
+#define MIB  (UINT64_C(1) << 20)
+
+enum {
+    REQUESTS = 4,
+    PROMPT = 40,
+    NEW = 12,
+    DEVICE_ERROR = 46,
+    LOST_ERROR = 700
+};
+
+static struct engine_rig rig;
+static struct proto_token expected[REQUESTS][NEW]; /* of the CPU alone */
+
+/* How the engine gets its GPU. */
+static struct opener {
+    struct fake_gpu_options options;
+    enum err_code refusal; /* ERR_OK: it is there */
+    unsigned opened;
+    struct k_device *device; /* the last one; the engine's */
+} opener;
+
+static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
+{
+    struct opener *o = context;
+    o->opened++;
+    if (o->refusal != ERR_OK)
+        return err_set(e, o->refusal, "there is no GPU for this test");
+    const enum err_code code = fake_gpu_open(&o->options, ret, e);
+    o->device = code == ERR_OK ? *ret : NULL;
+    return code;
+}
+
+static struct engine_config config_of(uint64_t vram, uint64_t ram)
+{
+    struct engine_config c = engine_rig_config(TINY);
+    c.kv_budget = 2 * MIB;
+    c.prefill_chunk = 16;
+    c.max_sequences = REQUESTS;
+    c.vram_budget = vram;
+    c.ram_budget = ram;
+    c.open_gpu = open_gpu;
+    c.open_gpu_context = &opener;
+    return c;
+}
+
+static struct engine_snapshot *snapshot(void)
+{
+    static struct engine_snapshot s;
+    engine_get_snapshot(rig.engine, &s);
+    return &s;
+}
+
+static void ask(void)
+{
+    static uint32_t prompts[REQUESTS][PROMPT];
+    for (uint32_t r = 0; r < REQUESTS; r++) {
+        for (uint32_t i = 0; i < PROMPT; i++)
+            prompts[r][i] = (11 + 97 * r + 31 * i + i * i) % 4000;
+        struct proto_run run = engine_rig_run(prompts[r], PROMPT);
+        run.max_new = NEW;
+        run.seed = r;
+        run.flags = PROTO_RUN_LOGPROBS;
+        run.temperature = r % 2 == 0 ? 0.0f : 0.9f;
+        engine_rig_submit(&rig, &run);
+    }
+}
+
+static void check_answers(void)
+{
+    for (uint32_t r = 0; r < REQUESTS; r++) {
+        const struct engine_rig_answer *a = &rig.answers[r];
+        if (a->failed)
+            fail_msg("request %u: %s", r, a->error.text);
+        assert_int_equal(a->n_tokens, NEW);
+        for (uint32_t i = 0; i < NEW; i++) {
+            assert_int_equal(a->tokens[i].id, expected[r][i].id);
+            assert_memory_equal(&a->tokens[i].logprob, &expected[r][i].logprob, sizeof(float));
+        }
+    }
+}
+
+static void run_on(const struct engine_config *c)
+{
+    engine_rig_start(&rig, c);
+    ask();
+    engine_rig_finish(&rig);
+    check_answers();
+}
+
+static int set_expected(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu = ENGINE_GPU_OFF;
+    engine_rig_start(&rig, &c);
+    ask();
+    engine_rig_finish(&rig);
+    for (uint32_t r = 0; r < REQUESTS; r++)
+        memcpy(expected[r], rig.answers[r].tokens, sizeof(expected[r]));
+    engine_rig_stop(&rig);
+    assert_int_equal(opener.opened, 0);
+    return 0;
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    opener = (struct opener){.refusal = ERR_OK};
+    return 0;
+}
+
+/* What the GPU needs at least, as the refusal of too little says. */
+static uint64_t least_vram(void)
+{
+    struct engine_config c = config_of(MIB, 0);
+    struct engine_facts facts;
+    c.gpu = ENGINE_GPU_ON;
+    engine_rig_start(&rig, &c);
+    assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_FAILED);
+    engine_get_facts(rig.engine, &facts);
+    engine_rig_stop(&rig);
+    const char *at = strstr(facts.reason, " MiB is the least that works");
+    assert_non_null(strstr(facts.reason, "memory.vram_budget"));
+    assert_non_null(at);
+    while (at > facts.reason && at[-1] != ' ')
+        at--;
+    return (uint64_t)(strtod(at, NULL) * (double)MIB) + MIB;
+}
+
+static void test_engine_gpu_every_budget_gives_the_same_answers(void **state)
+{
+    (void)state;
+    const uint64_t least = least_vram();
+    for (uint64_t more = 0; more <= 12 * MIB; more += 3 * MIB)
+        for (int eager = 0; eager < 2; eager++) {
+            opener.options = (struct fake_gpu_options){.eager = eager, .memory = 256 * MIB};
+            const struct engine_config c = config_of(least + more, eager ? 24 * MIB : 0);
+            run_on(&c);
+            const struct proto_status *s = &snapshot()->status;
+            assert_true(s->vram_budget_bytes > 0 && s->vram_budget_bytes <= least + more);
+            assert_int_equal(snapshot()->degraded[0], '\0');
+            assert_non_null(strstr(snapshot()->backend, "fake+"));
+            engine_rig_stop(&rig);
+        }
+}
+
+static void test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit(void **state)
+{
+    (void)state;
+    opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
+    const struct engine_config c = config_of(0, 0);
+    run_on(&c);
+    const struct proto_status *s = &snapshot()->status;
+    assert_int_equal(s->experts_in_vram, s->experts_total);
+    assert_true(s->expert_hits_vram_total > 0);
+    assert_int_equal(s->expert_hits_ram_total, 0);
+    assert_int_equal(s->expert_misses_total, 0);
+    assert_true(rig.answers[0].done.usage.hits_vram > 0);
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_none_is_not_degraded(void **state)
+{
+    (void)state;
+    opener.refusal = ERR_UNSUPPORTED;
+    const struct engine_config c = config_of(0, 0);
+    run_on(&c);
+    assert_int_equal(snapshot()->degraded[0], '\0');
+    assert_int_equal(snapshot()->status.vram_budget_bytes, 0);
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_that_does_not_open_is_said(void **state)
+{
+    (void)state;
+    opener.refusal = ERR_NOMEM;
+    const struct engine_config c = config_of(0, 0);
+    run_on(&c);
+    assert_string_equal(snapshot()->degraded, "there is no GPU for this test");
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_too_little_memory_leaves_the_cpu(void **state)
+{
+    (void)state;
+    opener.options = (struct fake_gpu_options){.memory = MIB};
+    const struct engine_config c = config_of(0, 0);
+    run_on(&c);
+    assert_non_null(strstr(snapshot()->degraded, "memory.vram_budget"));
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_on_does_without_no_gpu(void **state)
+{
+    (void)state;
+    struct engine_facts facts;
+    struct engine_config c = config_of(0, 0);
+    c.gpu = ENGINE_GPU_ON;
+    opener.refusal = ERR_UNSUPPORTED;
+    engine_rig_start(&rig, &c);
+    assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_FAILED);
+    engine_get_facts(rig.engine, &facts);
+    assert_string_equal(facts.reason, "there is no GPU for this test");
+    engine_rig_stop(&rig);
+}
+
+/* At ever later calls, until a run passes untouched. */
+static void test_engine_gpu_failing_at_any_call_gives_the_same_answers(void **state)
+{
+    (void)state;
+    unsigned before_answers = 0, while_answering = 0;
+    const uint64_t least = least_vram();
+    for (uint64_t nth = 1;; nth += 1 + nth / 6) {
+        opener.options = (struct fake_gpu_options){.memory = 256 * MIB,
+                                                   .fault = {.nth = nth, .error = DEVICE_ERROR}};
+        opener.opened = 0;
+        const struct engine_config c = config_of(least + 3 * MIB, 0);
+        run_on(&c);
+        assert_int_equal(opener.opened, 1); /* it is not tried again */
+        const struct engine_snapshot *s = snapshot();
+        const bool untouched = s->degraded[0] == '\0';
+        while_answering += !untouched && s->status.preemptions_total > 0;
+        before_answers += !untouched && s->status.preemptions_total == 0;
+        if (!untouched)
+            assert_int_equal(s->status.vram_budget_bytes, 0);
+        engine_rig_stop(&rig);
+        if (untouched)
+            break;
+    }
+    assert_true(before_answers > 5 && while_answering > 5);
+}
+
+static void test_engine_gpu_lost_ends_the_process(void **state)
+{
+    (void)state;
+    struct engine_facts facts;
+    opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
+    const struct engine_config c = config_of(0, 0);
+    run_on(&c); /* so that the engine sleeps with all experts in islands */
+    k_ops(opener.device)
+        ->inject(opener.device, &(struct k_cuda_fault){.nth = 100, .error = LOST_ERROR});
+    ask();
+    do {
+        engine_rig_pump(&rig);
+        engine_get_facts(rig.engine, &facts);
+    } while (!facts.gpu_lost);
+    engine_rig_stop(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_engine_gpu_every_budget_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit, reset),
+        cmocka_unit_test_setup(test_engine_gpu_none_is_not_degraded, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_does_not_open_is_said, reset),
+        cmocka_unit_test_setup(test_engine_gpu_too_little_memory_leaves_the_cpu, reset),
+        cmocka_unit_test_setup(test_engine_gpu_on_does_without_no_gpu, reset),
+        cmocka_unit_test_setup(test_engine_gpu_failing_at_any_call_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
+    };
+    return cmocka_run_group_tests(tests, set_expected, NULL);
+}
