@@ -4,153 +4,216 @@
 
 #include "alloc.h"
 
-static uint32_t list_of(uint64_t bytes)
+#define NONE EXPERT_ARENA_NONE
+
+enum {
+    LEAST_SLABS = 8,  /* for each class, so that they can share the arena */
+    MOST_LARGEST = 64 /* experts of the largest class in a slab */
+};
+
+/* ---- lists of slabs ------------------------------------------------------------------------- */
+
+static void list_add(struct expert_arena *a, uint32_t *first, uint32_t n)
 {
-    return 63 - (uint32_t)__builtin_clzll(bytes);
+    a->slabs[n].before = NONE;
+    a->slabs[n].after = *first;
+    if (*first != NONE)
+        a->slabs[*first].before = n;
+    *first = n;
 }
 
-static void free_add(struct expert_arena *a, uint32_t n)
+static void list_remove(struct expert_arena *a, uint32_t *first, uint32_t n)
 {
-    struct expert_arena_extent *x = &a->extents[n];
-    const uint32_t list = list_of(x->bytes);
-    x->owner = EXPERT_ARENA_NONE;
-    x->list_before = EXPERT_ARENA_NONE;
-    x->list_after = a->lists[list];
-    if (x->list_after != EXPERT_ARENA_NONE)
-        a->extents[x->list_after].list_before = n;
-    a->lists[list] = n;
-    a->filled |= 1ull << list;
-}
-
-static void free_remove(struct expert_arena *a, uint32_t n)
-{
-    const struct expert_arena_extent *x = &a->extents[n];
-    const uint32_t list = list_of(x->bytes);
-    if (x->list_before != EXPERT_ARENA_NONE)
-        a->extents[x->list_before].list_after = x->list_after;
+    const struct expert_arena_slab *x = &a->slabs[n];
+    if (x->after != NONE)
+        a->slabs[x->after].before = x->before;
+    if (x->before != NONE)
+        a->slabs[x->before].after = x->after;
     else
-        a->lists[list] = x->list_after;
-    if (x->list_after != EXPERT_ARENA_NONE)
-        a->extents[x->list_after].list_before = x->list_before;
-    if (a->lists[list] == EXPERT_ARENA_NONE)
-        a->filled &= ~(1ull << list);
+        *first = x->after;
 }
 
-/* Joins the extent behind n to n; both are free and in no list. */
-static void join_after(struct expert_arena *a, uint32_t n)
+/* The empty slab serves the class from now on; all its slots are free. */
+static void dedicate(struct expert_arena *a, uint32_t n, uint32_t class)
 {
-    struct expert_arena_extent *x = &a->extents[n];
-    const uint32_t gone = x->after;
-    x->bytes += a->extents[gone].bytes;
-    x->after = a->extents[gone].after;
-    if (x->after != EXPERT_ARENA_NONE)
-        a->extents[x->after].before = n;
-    a->extents[gone].list_after = a->unused;
-    a->unused = gone;
+    struct expert_arena_slab *x = &a->slabs[n];
+    x->class = class;
+    x->n_slots = (uint32_t)(x->bytes / a->classes[class].bytes);
+    x->n_used = 0;
+    x->free = n * a->stride;
+    for (uint32_t i = 0; i < x->n_slots; i++)
+        a->slots[n * a->stride + i] = (struct expert_arena_slot){
+            .owner = NONE, .after = i + 1 < x->n_slots ? n * a->stride + i + 1 : NONE};
+    list_add(a, &a->classes[class].open, n);
 }
 
-static bool is_free(const struct expert_arena *a, uint32_t n)
+/* ---- start ---------------------------------------------------------------------------------- */
+
+#define FEW_IDLE (1.0 / 1024) /* share of a slab's bytes that is not worth a larger slab */
+
+/* Share of a slab of `bytes` that lies idle, over the layers, which have one vote each. */
+static double waste(const uint64_t *layer_bytes, uint32_t n_layer, uint64_t bytes)
 {
-    return n != EXPERT_ARENA_NONE && a->extents[n].owner == EXPERT_ARENA_NONE;
+    double sum = 0;
+    for (uint32_t l = 0; l < n_layer; l++)
+        sum += (double)(bytes % layer_bytes[l]);
+    return sum / (double)bytes / n_layer;
 }
 
-enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes, uint32_t n_owners,
+/* A multiple of the largest expert that the others fill best, small enough for all classes to have
+ * some. */
+static uint64_t slab_bytes(const struct expert_arena *a, uint64_t bytes, uint64_t largest,
+                           const uint64_t *layer_bytes, uint32_t n_layer)
+{
+    if (a->n_classes == 1)
+        return bytes;
+    const uint64_t fit = bytes / largest / LEAST_SLABS / a->n_classes;
+    const uint64_t most = fit < MOST_LARGEST ? fit : MOST_LARGEST;
+    uint64_t best = largest;
+    double idle = waste(layer_bytes, n_layer, best);
+    for (uint64_t n = 2; n <= most && idle > FEW_IDLE; n++) {
+        const double x = waste(layer_bytes, n_layer, n * largest);
+        if (x < idle) {
+            best = n * largest;
+            idle = x;
+        }
+    }
+    return best;
+}
+
+static void set_classes(struct expert_arena *a, const uint64_t *layer_bytes, uint32_t n_layer)
+{
+    for (uint32_t l = 0; l < n_layer; l++) {
+        uint32_t n = 0;
+        while (n < a->n_classes && a->classes[n].bytes != layer_bytes[l])
+            n++;
+        a->classes[n] = (struct expert_arena_class){.bytes = layer_bytes[l], .open = NONE};
+        a->n_classes += n == a->n_classes;
+    }
+}
+
+/* Slabs from the lowest place on; the last one has what is left. */
+static void cut(struct expert_arena *a, uint64_t bytes, uint64_t slab)
+{
+    for (uint32_t n = a->n_slabs; n-- > 0;) {
+        const uint64_t place = n * slab, left = bytes - place;
+        a->slabs[n] = (struct expert_arena_slab){
+            .place = place, .bytes = left < slab ? left : slab, .class = NONE, .free = NONE};
+        list_add(a, &a->empty, n);
+    }
+}
+
+/* A slab for each layer. */
+static void lay_out(struct expert_arena *a, const uint64_t *layer_bytes, uint32_t n_expert)
+{
+    uint64_t place = 0;
+    for (uint32_t n = 0; n < a->n_slabs; n++) {
+        const uint64_t bytes = layer_bytes[n] * n_expert;
+        a->slabs[n] = (struct expert_arena_slab){.place = place, .bytes = bytes};
+        dedicate(a, n, expert_arena_class_of(a, layer_bytes[n]));
+        place += bytes;
+    }
+}
+
+enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
+                                 const uint64_t *layer_bytes, uint32_t n_layer, uint32_t n_expert,
                                  struct err *e)
 {
-    const uint32_t n = 2 * n_owners + 1;
-    *a = (struct expert_arena){.extents = alloc_zero(ALLOC_MISC, n, sizeof *a->extents)};
-    if (a->extents == NULL)
-        return err_set(e, ERR_NOMEM, "expert cache: no memory for %u extents", n);
-    for (uint32_t i = 0; i < EXPERT_ARENA_LISTS; i++)
-        a->lists[i] = EXPERT_ARENA_NONE;
-    for (uint32_t i = 1; i < n; i++)
-        a->extents[i].list_after = i + 1 < n ? i + 1 : EXPERT_ARENA_NONE;
-    a->unused = n > 1 ? 1 : EXPERT_ARENA_NONE;
-    a->extents[0] = (struct expert_arena_extent){
-        .bytes = bytes, .before = EXPERT_ARENA_NONE, .after = EXPERT_ARENA_NONE};
-    free_add(a, 0);
+    uint64_t all = 0, largest = 0, smallest = UINT64_MAX;
+    *a = (struct expert_arena){.empty = NONE};
+    a->classes = alloc_zero(ALLOC_MISC, n_layer, sizeof *a->classes);
+    if (a->classes == NULL)
+        return err_set(e, ERR_NOMEM, "expert cache: no memory for %u layers", n_layer);
+    set_classes(a, layer_bytes, n_layer);
+    for (uint32_t l = 0; l < n_layer; l++) {
+        all += layer_bytes[l] * n_expert;
+        largest = layer_bytes[l] > largest ? layer_bytes[l] : largest;
+        smallest = layer_bytes[l] < smallest ? layer_bytes[l] : smallest;
+    }
+    assert(bytes >= largest);
+    a->fixed = bytes >= all;
+    const uint64_t slab = slab_bytes(a, bytes, largest, layer_bytes, n_layer);
+    a->n_slabs = a->fixed ? n_layer : (uint32_t)((bytes + slab - 1) / slab);
+    a->stride = a->fixed ? n_expert : (uint32_t)(slab / smallest);
+    a->slabs = alloc_zero(ALLOC_MISC, a->n_slabs, sizeof *a->slabs);
+    a->slots = alloc_zero(ALLOC_MISC, (size_t)a->n_slabs * a->stride, sizeof *a->slots);
+    if (a->slabs == NULL || a->slots == NULL)
+        return err_set(e, ERR_NOMEM, "expert cache: no memory for %u slabs of %u slots", a->n_slabs,
+                       a->stride);
+    if (a->fixed)
+        lay_out(a, layer_bytes, n_expert);
+    else
+        cut(a, bytes, slab);
     return ERR_OK;
 }
 
 void expert_arena_done(struct expert_arena *a)
 {
-    alloc_free(a->extents);
-    a->extents = NULL;
+    alloc_free(a->classes);
+    alloc_free(a->slabs);
+    alloc_free(a->slots);
+    *a = (struct expert_arena){.n_slabs = 0};
 }
 
-/* The smallest free extent of at least `bytes`: of its own list the best, else the best of the next
- * list that holds any. */
-static uint32_t best_fit(const struct expert_arena *a, uint64_t bytes)
-{
-    const uint32_t own = list_of(bytes);
-    uint64_t lists = a->filled & (~0ull << own);
-    while (lists != 0) {
-        uint32_t best = EXPERT_ARENA_NONE;
-        for (uint32_t n = a->lists[__builtin_ctzll(lists)]; n != EXPERT_ARENA_NONE;
-             n = a->extents[n].list_after) {
-            const struct expert_arena_extent *x = &a->extents[n];
-            if (x->bytes >= bytes &&
-                (best == EXPERT_ARENA_NONE || x->bytes < a->extents[best].bytes ||
-                 (x->bytes == a->extents[best].bytes && x->place < a->extents[best].place)))
-                best = n;
-        }
-        if (best != EXPERT_ARENA_NONE)
-            return best;
-        lists &= lists - 1;
-    }
-    return EXPERT_ARENA_NONE;
-}
+/* ---- slots ---------------------------------------------------------------------------------- */
 
-uint32_t expert_arena_take(struct expert_arena *a, uint64_t bytes, uint32_t owner)
+uint32_t expert_arena_class_of(const struct expert_arena *a, uint64_t bytes)
 {
-    const uint32_t n = best_fit(a, bytes);
-    if (n == EXPERT_ARENA_NONE)
-        return n;
-    struct expert_arena_extent *x = &a->extents[n];
-    free_remove(a, n);
-    if (x->bytes > bytes) {
-        const uint32_t rest = a->unused;
-        assert(rest != EXPERT_ARENA_NONE);
-        struct expert_arena_extent *r = &a->extents[rest];
-        a->unused = r->list_after;
-        *r = (struct expert_arena_extent){
-            .place = x->place + bytes, .bytes = x->bytes - bytes, .before = n, .after = x->after};
-        if (r->after != EXPERT_ARENA_NONE)
-            a->extents[r->after].before = rest;
-        x->after = rest;
-        x->bytes = bytes;
-        free_add(a, rest);
-    }
-    x->owner = owner;
-    a->used_bytes += bytes;
+    uint32_t n = 0;
+    while (n < a->n_classes && a->classes[n].bytes != bytes)
+        n++;
+    assert(n < a->n_classes);
     return n;
 }
 
-uint32_t expert_arena_return(struct expert_arena *a, uint32_t extent)
+/* An empty slab with room for one of the class. */
+static uint32_t empty_slab(const struct expert_arena *a, uint32_t class)
 {
-    struct expert_arena_extent *x = &a->extents[extent];
-    assert(x->owner != EXPERT_ARENA_NONE);
-    a->used_bytes -= x->bytes;
-    if (is_free(a, x->after)) {
-        free_remove(a, x->after);
-        join_after(a, extent);
-    }
-    if (is_free(a, x->before)) {
-        extent = x->before;
-        free_remove(a, extent);
-        join_after(a, extent);
-    }
-    free_add(a, extent);
-    return extent;
+    uint32_t n = a->empty;
+    while (n != NONE && a->slabs[n].bytes < a->classes[class].bytes)
+        n = a->slabs[n].after;
+    return n;
 }
 
-uint64_t expert_arena_span(const struct expert_arena *a, uint32_t extent)
+uint32_t expert_arena_take(struct expert_arena *a, uint32_t class, uint32_t owner)
 {
-    const struct expert_arena_extent *x = &a->extents[extent];
-    uint64_t bytes = x->bytes;
-    if (is_free(a, x->before))
-        bytes += a->extents[x->before].bytes;
-    if (is_free(a, x->after))
-        bytes += a->extents[x->after].bytes;
-    return bytes;
+    struct expert_arena_class *y = &a->classes[class];
+    if (y->open == NONE) {
+        const uint32_t n = empty_slab(a, class);
+        if (n == NONE)
+            return NONE;
+        list_remove(a, &a->empty, n);
+        dedicate(a, n, class);
+    }
+    const uint32_t n = y->open;
+    struct expert_arena_slab *x = &a->slabs[n];
+    const uint32_t slot = x->free;
+    x->free = a->slots[slot].after;
+    x->n_used++;
+    a->slots[slot].owner = owner;
+    if (x->free == NONE)
+        list_remove(a, &y->open, n);
+    return slot;
+}
+
+void expert_arena_return(struct expert_arena *a, uint32_t slot)
+{
+    const uint32_t n = slot / a->stride;
+    struct expert_arena_slab *x = &a->slabs[n];
+    assert(a->slots[slot].owner != NONE);
+    if (x->free == NONE)
+        list_add(a, &a->classes[x->class].open, n);
+    a->slots[slot] = (struct expert_arena_slot){.owner = NONE, .after = x->free};
+    x->free = slot;
+    if (--x->n_used > 0 || a->fixed)
+        return;
+    list_remove(a, &a->classes[x->class].open, n);
+    x->class = NONE;
+    list_add(a, &a->empty, n);
+}
+
+uint64_t expert_arena_place(const struct expert_arena *a, uint32_t slot)
+{
+    const struct expert_arena_slab *x = &a->slabs[slot / a->stride];
+    return x->place + slot % a->stride * a->classes[x->class].bytes;
 }

@@ -1,6 +1,7 @@
-/* The extents of one arena in the order of their addresses, free or owned by an expert.
- * Neighbouring free extents are one; a free one is split for a smaller expert. Offsets only: no
- * memory is touched. The expert cache's. */
+/* The places of experts in one arena. Experts of one size are a class; the arena is cut into slabs,
+ * each of which serves the experts of one class at a time, as many as it has room for. An empty slab
+ * serves any class, so that places of one size become places of another without holes between
+ * them. Offsets only: no memory is touched. The expert cache's. */
 #ifndef ISLET_EXPERT_ARENA_H
 #define ISLET_EXPERT_ARENA_H
 
@@ -11,37 +12,45 @@
 
 #define EXPERT_ARENA_NONE UINT32_MAX
 
-struct expert_arena_extent {
+struct expert_arena_slab {
     uint64_t place, bytes;
-    uint32_t owner;                   /* an expert, or EXPERT_ARENA_NONE: free */
-    uint32_t before, after;           /* neighbours by address, EXPERT_ARENA_NONE at the ends */
-    uint32_t list_before, list_after; /* of the free list; of the list of unused numbers */
+    uint32_t class;         /* EXPERT_ARENA_NONE: empty */
+    uint32_t n_slots;       /* of its class */
+    uint32_t n_used, free;  /* its first free slot, EXPERT_ARENA_NONE: full */
+    uint32_t before, after; /* of its list */
 };
 
-enum {
-    EXPERT_ARENA_LISTS = 64 /* free extents by the logarithm of their size */
+struct expert_arena_slot {
+    uint32_t owner; /* an expert, or EXPERT_ARENA_NONE */
+    uint32_t after; /* the slab's next free slot */
+};
+
+struct expert_arena_class {
+    uint64_t bytes;
+    uint32_t open; /* first of the slabs with used and free slots */
 };
 
 struct expert_arena {
-    struct expert_arena_extent *extents; /* [2 * owners + 1], numbers are stable while owned */
-    uint32_t first;                      /* by address */
-    uint32_t unused;
-    uint32_t lists[EXPERT_ARENA_LISTS];
-    uint64_t filled; /* bit i: lists[i] is not empty */
-    uint64_t used_bytes;
+    struct expert_arena_class *classes;
+    struct expert_arena_slab *slabs;
+    struct expert_arena_slot *slots; /* [n_slabs][stride] */
+    uint32_t n_classes, n_slabs, stride;
+    uint32_t empty; /* first of the empty slabs */
+    bool fixed;     /* all experts fit: each slab is a layer's for good */
 };
 
-/* One free extent of `bytes`; at most n_owners are owned at once. ERR_NOMEM. */
-enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes, uint32_t n_owners,
+/* For n_expert experts in each layer, of layer_bytes[layer] bytes each; the largest one fits. If all
+ * of them fit, so they do whatever the order. ERR_NOMEM. */
+enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
+                                 const uint64_t *layer_bytes, uint32_t n_layer, uint32_t n_expert,
                                  struct err *e) __attribute__((warn_unused_result));
 void expert_arena_done(struct expert_arena *a); /* of zeroes is fine */
 
-/* Number of an extent of exactly `bytes` (not 0) now owned by `owner`, cut from the smallest free
- * one that is large enough (the lowest of equals in its list); EXPERT_ARENA_NONE: none is. */
-uint32_t expert_arena_take(struct expert_arena *a, uint64_t bytes, uint32_t owner);
-/* Frees an owned extent and merges it with free neighbours; gives the number of the free one. */
-uint32_t expert_arena_return(struct expert_arena *a, uint32_t extent);
-/* Bytes that would be free in one piece if this owned extent were. */
-uint64_t expert_arena_span(const struct expert_arena *a, uint32_t extent);
+/* Class of experts of `bytes`, which some layer has. */
+uint32_t expert_arena_class_of(const struct expert_arena *a, uint64_t bytes);
+/* Slot now owned by `owner`; EXPERT_ARENA_NONE: neither a slot of the class nor a slab is free. */
+uint32_t expert_arena_take(struct expert_arena *a, uint32_t class, uint32_t owner);
+void expert_arena_return(struct expert_arena *a, uint32_t slot);
+uint64_t expert_arena_place(const struct expert_arena *a, uint32_t slot);
 
 #endif

@@ -18,7 +18,7 @@ enum {
 };
 
 struct expert {
-    uint32_t extent; /* of the arena, unless ABSENT */
+    uint32_t slot; /* of the arena, unless ABSENT */
     uint16_t pins;
     uint8_t state; /* enum expert_cache_state */
 };
@@ -27,6 +27,7 @@ struct expert {
 struct layer {
     uint64_t bytes;   /* of an expert */
     uint32_t n_ready; /* READY experts */
+    uint32_t class;   /* of the arena */
     uint32_t n_free;  /* READY experts without pins */
     uint32_t weakest; /* expert of the layer; NONE: not known */
     bool scored;
@@ -34,11 +35,19 @@ struct layer {
     uint32_t chance_rows;
 };
 
+/* What the evictions of a class have cost beyond the cheapest of the others, in bytes to be read
+ * again. Once that is as much as emptying a slab of theirs costs, the class gets it: by then it has
+ * lost no more than twice what knowing it before would have. */
+struct size {
+    float missed;
+    float price; /* of a slab when one was last looked for */
+};
+
 struct expert_cache {
     uint32_t n_layer, n_expert;
     uint32_t depth; /* reads under way before a pass waits for its own slots */
-    bool mixed;     /* experts of more than one size */
     struct layer *layers;
+    struct size *sizes;     /* [classes of the arena] */
     struct expert *experts; /* [n_layer][n_expert] */
     struct expert_arena arena;
     struct expert_policy policy;
@@ -88,10 +97,12 @@ enum err_code expert_cache_new(const struct expert_cache_options *options,
     c->n_expert = options->n_expert;
     c->layers = alloc_zero(ALLOC_MISC, c->n_layer, sizeof *c->layers);
     c->experts = alloc_zero(ALLOC_MISC, n, sizeof *c->experts);
-    if (c->layers == NULL || c->experts == NULL)
+    c->sizes = alloc_zero(ALLOC_MISC, c->n_layer, sizeof *c->sizes);
+    if (c->layers == NULL || c->experts == NULL || c->sizes == NULL)
         code = err_set(e, ERR_NOMEM, "expert cache: no memory for %u experts", n);
     if (code == ERR_OK)
-        code = expert_arena_start(&c->arena, options->arena_bytes, n, e);
+        code = expert_arena_start(&c->arena, options->arena_bytes, options->layer_bytes, c->n_layer,
+                                  c->n_expert, e);
     if (code == ERR_OK)
         code = expert_policy_start(&c->policy, c->n_layer, c->n_expert, options->n_used, e);
     if (code != ERR_OK) {
@@ -99,8 +110,9 @@ enum err_code expert_cache_new(const struct expert_cache_options *options,
         return code;
     }
     for (uint32_t l = 0; l < c->n_layer; l++) {
-        c->layers[l] = (struct layer){.bytes = options->layer_bytes[l], .weakest = NONE};
-        c->mixed |= options->layer_bytes[l] != largest;
+        const uint64_t bytes = options->layer_bytes[l];
+        c->layers[l] = (struct layer){
+            .bytes = bytes, .class = expert_arena_class_of(&c->arena, bytes), .weakest = NONE};
     }
     const uint64_t depth = options->arena_bytes / largest / DEPTH_SHARE;
     c->depth = depth < 1 ? 1 : depth < MAX_DEPTH ? (uint32_t)depth : MAX_DEPTH;
@@ -116,6 +128,7 @@ void expert_cache_free(struct expert_cache *c)
     expert_arena_done(&c->arena);
     alloc_free(c->experts);
     alloc_free(c->layers);
+    alloc_free(c->sizes);
     alloc_free(c);
 }
 
@@ -199,7 +212,8 @@ static uint32_t weakest(struct expert_cache *c, uint32_t layer)
 static float worth(const struct expert_cache *c, uint32_t layer, uint32_t expert)
 {
     const float odds = expert_policy_odds(&c->policy, layer)[expert];
-    return expert_policy_worth(&c->policy, layer, expert_policy_chance(&c->policy, odds));
+    return expert_policy_worth(&c->policy, expert_policy_ahead(&c->policy, layer),
+                               expert_policy_chance(&c->policy, odds));
 }
 
 /* Of the layer's weakest expert, which is known. */
@@ -211,15 +225,14 @@ static float weakest_worth(struct expert_cache *c, uint32_t layer)
         l->chance = expert_policy_chance(&c->policy, odds);
         l->chance_rows = c->policy.n_rows;
     }
-    return expert_policy_worth(&c->policy, layer, l->chance);
+    return expert_policy_worth(&c->policy, expert_policy_ahead(&c->policy, layer), l->chance);
 }
 
-/* Evicts; gives the free extent that its bytes are in now. */
-static uint32_t drop(struct expert_cache *c, uint32_t layer, uint32_t expert)
+static void drop(struct expert_cache *c, uint32_t layer, uint32_t expert)
 {
     struct expert *x = at(c, layer, expert);
     struct layer *l = &c->layers[layer];
-    const uint32_t extent = expert_arena_return(&c->arena, x->extent);
+    expert_arena_return(&c->arena, x->slot);
     x->state = EXPERT_CACHE_ABSENT;
     l->n_free--;
     if (l->weakest == expert)
@@ -227,108 +240,122 @@ static uint32_t drop(struct expert_cache *c, uint32_t layer, uint32_t expert)
     l->n_ready--;
     c->counts.evictions++;
     c->counts.resident--;
-    return extent;
+    c->counts.used_bytes -= l->bytes;
 }
 
-/* One expert whose going makes room: the least worth is lost, counting the bytes that would lie
- * idle beside the newcomer at the lowest worth there is. NONE: no single one suffices. */
-static uint32_t victim_alone(struct expert_cache *c, uint64_t bytes, float *ret_cost)
+/* The expert that is worth least, of a class and of the others; layer NONE: there is none. */
+struct victims {
+    uint32_t layer;
+    float worth, others_worth; /* others_worth: INFINITY if there is none */
+};
+
+static struct victims find_victims(struct expert_cache *c, uint32_t class)
 {
-    float lowest = 0.0f, best_cost = 0.0f;
-    uint32_t best = NONE;
-    for (uint32_t l = 0; c->mixed && l < c->n_layer; l++) {
+    struct victims found = {.layer = NONE, .worth = INFINITY, .others_worth = INFINITY};
+    for (uint32_t l = 0; l < c->n_layer; l++) {
         if (c->layers[l].n_free == 0)
             continue;
         (void)weakest(c, l);
         const float w = weakest_worth(c, l);
-        if (lowest == 0.0f || w < lowest)
-            lowest = w;
-    }
-    for (uint32_t l = 0; l < c->n_layer; l++) {
-        const struct layer *y = &c->layers[l];
-        if (y->n_free == 0)
-            continue;
-        const uint32_t i = weakest(c, l);
-        if (c->mixed && expert_arena_span(&c->arena, at(c, l, i)->extent) < bytes)
-            continue;
-        const uint64_t idle = y->bytes > bytes ? y->bytes - bytes : 0;
-        const float cost = weakest_worth(c, l) * (float)y->bytes + lowest * (float)idle;
-        if (best == NONE || cost < best_cost) {
-            best = l * c->n_expert + i;
-            best_cost = cost;
+        if (c->layers[l].class != class) {
+            found.others_worth = fminf(found.others_worth, w);
+        } else if (w < found.worth) {
+            found.layer = l;
+            found.worth = w;
         }
     }
-    *ret_cost = best_cost;
-    return best;
+    return found;
 }
 
-/* Extents in a row that together make room, at the least loss of worth. */
-struct window {
-    uint32_t first, last; /* extents; first NONE: there is none */
-    float cost;
-};
-
-static struct window victim_window(struct expert_cache *c, uint64_t bytes)
+/* Bytes that would have to be read again if the slab were emptied; INFINITY: it cannot be. */
+static float slab_cost(struct expert_cache *c, uint32_t slab)
 {
-    const struct expert_arena_extent *extents = c->arena.extents;
-    struct window best = {.first = NONE};
-    uint32_t first = c->arena.first;
-    uint64_t sum = 0;
-    double cost = 0.0;
-    for (uint32_t n = c->arena.first; n != NONE; n = extents[n].after) {
-        const uint32_t owner = extents[n].owner;
-        if (owner != NONE && !evictable(&c->experts[owner])) {
-            first = extents[n].after;
-            sum = 0;
-            cost = 0.0;
+    const struct expert_arena_slab *x = &c->arena.slabs[slab];
+    const struct expert_arena_slot *slots = &c->arena.slots[(size_t)slab * c->arena.stride];
+    float cost = 0.0f;
+    for (uint32_t i = 0; i < x->n_slots; i++) {
+        const uint32_t owner = slots[i].owner;
+        if (owner == NONE)
             continue;
+        if (!evictable(&c->experts[owner]))
+            return INFINITY;
+        const uint32_t layer = owner / c->n_expert;
+        score(c, layer);
+        cost += fmaxf(worth(c, layer, owner % c->n_expert), 0.0f) * (float)c->layers[layer].bytes;
+    }
+    return cost;
+}
+
+/* Of the slabs of other classes that have room for the class, the one that costs least to empty;
+ * *ret_cost is INFINITY if none can be. */
+static uint32_t cheapest_slab(struct expert_cache *c, uint32_t class, float *ret_cost)
+{
+    uint32_t best = NONE;
+    *ret_cost = INFINITY;
+    for (uint32_t n = 0; n < c->arena.n_slabs; n++) {
+        const struct expert_arena_slab *x = &c->arena.slabs[n];
+        if (x->class == NONE || x->class == class || x->bytes < c->arena.classes[class].bytes)
+            continue;
+        const float cost = slab_cost(c, n);
+        if (cost < *ret_cost) {
+            best = n;
+            *ret_cost = cost;
         }
-        sum += extents[n].bytes;
-        if (owner != NONE)
-            cost += (double)worth(c, owner / c->n_expert, owner % c->n_expert) *
-                    (double)extents[n].bytes;
-        while (sum - extents[first].bytes >= bytes) {
-            const uint32_t gone = extents[first].owner;
-            sum -= extents[first].bytes;
-            if (gone != NONE)
-                cost -= (double)worth(c, gone / c->n_expert, gone % c->n_expert) *
-                        (double)extents[first].bytes;
-            first = extents[first].after;
-        }
-        if (sum >= bytes && (best.first == NONE || (float)cost < best.cost))
-            best = (struct window){.first = first, .last = n, .cost = (float)cost};
     }
     return best;
 }
 
-static void drop_window(struct expert_cache *c, struct window w)
+static void empty_slab(struct expert_cache *c, uint32_t slab)
 {
-    const struct expert_arena_extent *extents = c->arena.extents;
-    const uint64_t end = extents[w.last].place + extents[w.last].bytes;
-    for (uint32_t n = w.first; n != NONE && extents[n].place < end; n = extents[n].after) {
-        const uint32_t owner = extents[n].owner;
-        if (owner != NONE)
-            n = drop(c, owner / c->n_expert, owner % c->n_expert);
+    const struct expert_arena_slab *x = &c->arena.slabs[slab];
+    for (uint32_t i = 0; i < c->arena.stride && x->class != NONE; i++) {
+        const uint32_t owner = c->arena.slots[(size_t)slab * c->arena.stride + i].owner;
+        if (i < x->n_slots && owner != NONE)
+            drop(c, owner / c->n_expert, owner % c->n_expert);
     }
 }
 
-/* Evicts until `bytes` are free in one piece, if what goes is worth less than `limit` in sum. */
-static bool make_room(struct expert_cache *c, uint64_t bytes, float limit)
+/* Empties a slab of another class if the class has none to evict, or if its evictions have missed
+ * as much as that costs. */
+static bool take_slab(struct expert_cache *c, uint32_t class, const struct victims *v, float limit)
 {
+    struct size *s = &c->sizes[class];
+    const float bytes = (float)c->arena.classes[class].bytes;
     float cost;
-    const uint32_t alone = victim_alone(c, bytes, &cost);
-    if (alone != NONE) {
-        if (cost >= limit)
+    if (c->arena.n_classes == 1 || c->arena.fixed)
+        return false;
+    if (v->layer != NONE) {
+        if (v->others_worth == INFINITY)
             return false;
-        (void)drop(c, alone / c->n_expert, alone % c->n_expert);
-        return true;
+        s->missed = fmaxf(s->missed + (v->worth - v->others_worth) * bytes, 0.0f);
+        if (s->missed <= s->price)
+            return false;
+        limit = s->missed;
+    } else {
+        limit *= bytes;
     }
-    if (!c->mixed)
+    const uint32_t slab = cheapest_slab(c, class, &cost);
+    s->price = slab != NONE ? cost : 2.0f * s->missed;
+    if (slab == NONE || cost >= limit)
         return false;
-    const struct window w = victim_window(c, bytes);
-    if (w.first == NONE || w.cost >= limit)
+    empty_slab(c, slab);
+    *s = (struct size){.missed = 0.0f};
+    return true;
+}
+
+/* Frees a slot of the class, if what goes for it is worth less than `limit`. */
+static bool make_room(struct expert_cache *c, uint32_t class, float limit)
+{
+    const struct victims v = find_victims(c, class);
+    if (v.layer != NONE && v.worth >= limit)
         return false;
-    drop_window(c, w);
+    if (take_slab(c, class, &v, limit))
+        return true;
+    if (v.layer == NONE)
+        return false;
+    expert_policy_evicted(&c->policy, expert_policy_ahead(&c->policy, v.layer),
+                          c->layers[v.layer].chance);
+    drop(c, v.layer, c->layers[v.layer].weakest);
     return true;
 }
 
@@ -350,31 +377,31 @@ static float worth_later(struct expert_cache *c, uint32_t layer, uint32_t expert
 {
     score(c, layer);
     const float odds = expert_policy_odds(&c->policy, layer)[expert];
-    return expert_policy_chance(&c->policy, odds) / (float)c->n_layer;
+    return expert_policy_worth(&c->policy, c->n_layer, expert_policy_chance(&c->policy, odds));
 }
 
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin_it,
                           uint64_t *ret_place)
 {
     struct expert *x = at(c, layer, expert);
-    const uint64_t bytes = c->layers[layer].bytes;
-    const uint32_t owner = layer * c->n_expert + expert;
+    const uint32_t class = c->layers[layer].class, owner = layer * c->n_expert + expert;
     assert(x->state == EXPERT_CACHE_ABSENT);
-    uint32_t extent = expert_arena_take(&c->arena, bytes, owner);
-    if (extent == EXPERT_ARENA_NONE) {
+    uint32_t slot = expert_arena_take(&c->arena, class, owner);
+    if (slot == EXPERT_ARENA_NONE) {
         float limit = INFINITY;
         if (!pin_it)
             limit = worth_later(c, layer, expert);
         else if (c->counts.loading >= c->depth)
             limit = worth_soon(c, layer);
-        if (!make_room(c, bytes, limit * (float)bytes))
+        if (!make_room(c, class, limit))
             return false;
-        extent = expert_arena_take(&c->arena, bytes, owner);
-        assert(extent != EXPERT_ARENA_NONE);
+        slot = expert_arena_take(&c->arena, class, owner);
+        assert(slot != EXPERT_ARENA_NONE);
     }
-    *x = (struct expert){.extent = extent, .pins = pin_it, .state = EXPERT_CACHE_LOADING};
+    *x = (struct expert){.slot = slot, .pins = pin_it, .state = EXPERT_CACHE_LOADING};
     c->counts.loading++;
-    *ret_place = c->arena.extents[extent].place;
+    c->counts.used_bytes += c->layers[layer].bytes;
+    *ret_place = expert_arena_place(&c->arena, slot);
     return true;
 }
 
@@ -394,9 +421,10 @@ void expert_cache_failed(struct expert_cache *c, uint32_t layer, uint32_t expert
 {
     struct expert *x = at(c, layer, expert);
     assert(x->state == EXPERT_CACHE_LOADING);
-    (void)expert_arena_return(&c->arena, x->extent);
+    expert_arena_return(&c->arena, x->slot);
     *x = (struct expert){.state = EXPERT_CACHE_ABSENT};
     c->counts.loading--;
+    c->counts.used_bytes -= c->layers[layer].bytes;
 }
 
 void expert_cache_pin(struct expert_cache *c, uint32_t layer, uint32_t expert)
@@ -423,7 +451,7 @@ uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32
 {
     const struct expert *x = at(c, layer, expert);
     assert(x->state != EXPERT_CACHE_ABSENT);
-    return c->arena.extents[x->extent].place;
+    return expert_arena_place(&c->arena, x->slot);
 }
 
 uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer)
@@ -433,7 +461,5 @@ uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer)
 
 struct expert_cache_counts expert_cache_count(const struct expert_cache *c)
 {
-    struct expert_cache_counts counts = c->counts;
-    counts.used_bytes = c->arena.used_bytes;
-    return counts;
+    return c->counts;
 }

@@ -4,7 +4,7 @@
  * (cachesim replays them).
  *
  * Places are bytes of one arena. An expert's extent is a whole number of EXPERT_CACHE_ALIGN bytes;
- * neighbouring free extents merge for a larger expert and are split for smaller ones.
+ * extents of one size lie together in slabs, and a slab changes its size when that pays.
  *
  * One turn of the engine:
  *   expert_cache_layer(c, layer, n_rows)            the layer that is computed now

@@ -10,15 +10,19 @@ static const float half_lives[EXPERT_POLICY_SPANS] = {4, 16, 64, 256, 1024, 6553
 static const float first_weights[EXPERT_POLICY_INPUTS] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.5f};
 
 enum {
-    PRIOR_ROWS = 1,      /* weight of "all experts alike" in a rate */
+    PRIOR_ROWS = 2,      /* weight of "all experts alike" in a rate */
     LEARN_ROWS = 32,     /* longer steps are prompts: decoding is not learned from them */
-    PATTERN_PRIOR = 8,   /* weight of "all experts alike" in a pattern's rate */
+    PATTERN_PRIOR = 32,  /* weight of "all experts alike" in a pattern's rate */
     PATTERN_SEEN = 2048, /* samples of a pattern; more are halved, so that old ones fade */
     IDLE_PASSES = 512    /* nobody asked for so long: learning rests */
 };
 
 #define MOST_RATE  0.999f
-#define LEARN_STEP 0.05f
+#define LEARN_STEP 0.2f
+#define PRICE_STEP 0.01f
+/* A layer has a part of the evidence alone: it departs from the others slowly. */
+#define OWN_STEP 0.05f
+#define OWN_EASE 10.0f
 
 typedef expert_policy_lanes lanes;
 typedef int32_t int_lanes __attribute__((vector_size(4 * EXPERT_POLICY_LANES)));
@@ -96,19 +100,18 @@ enum err_code expert_policy_start(struct expert_policy *p, uint32_t n_layer, uin
     p->counts = alloc_zero(ALLOC_MISC, n_groups, EXPERT_POLICY_SPANS * sizeof *p->counts);
     p->odds = alloc_zero(ALLOC_MISC, n_groups, sizeof *p->odds);
     p->shares = alloc_zero(ALLOC_MISC, p->n_groups, EXPERT_POLICY_LANES * sizeof *p->shares);
-    p->inverse = alloc_zero(ALLOC_MISC, (size_t)n_layer + 1, sizeof *p->inverse);
     if (p->layers == NULL || p->uses == NULL || p->counts == NULL || p->odds == NULL ||
-        p->shares == NULL || p->inverse == NULL)
+        p->shares == NULL)
         return err_set(e, ERR_NOMEM, "expert cache: no memory for the counts of %u x %u experts",
                        n_layer, n_expert);
     memcpy(p->weights, first_weights, sizeof p->weights);
     for (uint32_t l = 0; l < n_layer; l++) {
-        p->inverse[l + 1] = 1.0f / (float)(l + 1);
         for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++)
             p->layers[l].grown[s] = 1.0f;
         set_scale(p, &p->layers[l]);
     }
     set_rows(p, 1);
+    p->price = (float)n_used / (float)n_expert / (float)n_layer;
     p->alike = odds_of_one((float)n_used / ((float)n_expert + 1.0f));
     return ERR_OK;
 }
@@ -120,7 +123,6 @@ void expert_policy_done(struct expert_policy *p)
     alloc_free(p->counts);
     alloc_free(p->odds);
     alloc_free(p->shares);
-    alloc_free(p->inverse);
     *p = (struct expert_policy){.n_layer = 0};
 }
 
@@ -161,8 +163,9 @@ static lanes foresee(const struct expert_policy *p, uint32_t layer, uint32_t gro
     x[EXPERT_POLICY_SPANS] = by_pattern;
     lanes odds = p->alike + p->weights[EXPERT_POLICY_SPANS] * by_pattern;
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
+        const float weight = p->weights[s] + (s < EXPERT_POLICY_OWN ? l->own[s] : 0.0f);
         x[s] = odds_of(counts[s] * l->scale[s] + l->base[s]) - p->alike;
-        odds += p->weights[s] * x[s];
+        odds += weight * x[s];
     }
     return odds;
 }
@@ -199,6 +202,20 @@ static void learn_pattern(struct expert_policy *p, uint32_t pattern, float share
 }
 
 /* One step down the slope of the log loss; steps shrink with the slopes seen. */
+static void step(struct expert_policy *p, const float *slopes)
+{
+    struct expert_policy_layer *l = &p->layers[p->now];
+    for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS; s++) {
+        p->squares[s] += slopes[s] * slopes[s];
+        p->weights[s] += LEARN_STEP * slopes[s] / sqrtf(p->squares[s] + 1.0f);
+    }
+    for (uint32_t s = 0; s < EXPERT_POLICY_OWN; s++) {
+        l->squares[s] += slopes[s] * slopes[s];
+        l->own[s] += OWN_STEP * slopes[s] / sqrtf(l->squares[s] + OWN_EASE);
+    }
+}
+
+/* From the experts of the last pass whose use was foreseen. */
 static void learn(struct expert_policy *p)
 {
     float slopes[EXPERT_POLICY_INPUTS] = {0};
@@ -214,10 +231,8 @@ static void learn(struct expert_policy *p)
             learn_pattern(p, from->patterns[i], p->shares[expert]);
         }
     }
-    for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS && p->n_samples > 0; s++) {
-        p->squares[s] += slopes[s] * slopes[s];
-        p->weights[s] += LEARN_STEP * slopes[s] / sqrtf(p->squares[s] + 0.01f);
-    }
+    if (p->n_samples > 0)
+        step(p, slopes);
     p->n_samples = 0;
 }
 
@@ -279,8 +294,24 @@ float expert_policy_chance(const struct expert_policy *p, float odds)
     return 0.5f * (1.0f - powf(1.0f - rate, (float)p->n_rows) + rate);
 }
 
-float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float chance)
+uint32_t expert_policy_ahead(const struct expert_policy *p, uint32_t layer)
 {
-    const uint32_t ahead = layer > p->now ? layer - p->now : layer + p->n_layer - p->now;
-    return chance * p->inverse[ahead];
+    return layer > p->now ? layer - p->now : layer + p->n_layer - p->now;
+}
+
+float expert_policy_worth(const struct expert_policy *p, uint32_t ahead, float chance)
+{
+    if (p->n_rows > LEARN_ROWS)
+        return chance / (float)ahead;
+    /* If that pass does not use it, it can be held for the next ones, or else let go. Used or not,
+     * its chance is taken to stay the same. */
+    const float later = 1.0f - p->price * (float)p->n_layer / chance;
+    const float now = chance - p->price * (float)ahead;
+    return later > 0.0f ? now + (1.0f - chance) * later : now;
+}
+
+void expert_policy_evicted(struct expert_policy *p, uint32_t ahead, float chance)
+{
+    if (p->n_rows <= LEARN_ROWS)
+        p->price += PRICE_STEP * (chance / (float)ahead - p->price);
 }

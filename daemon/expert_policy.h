@@ -1,10 +1,10 @@
-/* What an expert in memory is worth: how likely the next pass through its layer uses it, over how
- * long its bytes are held until then. Layers come in a fixed cycle, so the distance to that pass is
- * known. The likelihood is estimated from counts of use that decay at several speeds, kept for
- * absent experts too, and from the last passes' pattern of use; how much each of them says is
- * learned while serving, by comparing what was foreseen for some experts of each pass with what
- * came. Time is counted in passes and rows: the same calls give the same figures. The expert
- * cache's. */
+/* What an expert in memory is worth: how likely the next pass through its layer uses it, less the
+ * price of holding its bytes until then. Layers come in a fixed cycle, so the distance to that pass
+ * is known; the price is what the experts that were evicted lately would have brought. The
+ * likelihood is estimated from counts of use that decay at several speeds, kept for absent experts
+ * too, and from the last passes' pattern of use; how much each of them says is learned while
+ * serving, by comparing what was foreseen for some experts of each pass with what came. Time is
+ * counted in passes and rows: the same calls give the same figures. The expert cache's. */
 #ifndef ISLET_EXPERT_POLICY_H
 #define ISLET_EXPERT_POLICY_H
 
@@ -17,6 +17,7 @@ enum {
     EXPERT_POLICY_LANES = 4,                        /* experts that are computed together */
     EXPERT_POLICY_SPANS = 6,                        /* half-lives of the counts */
     EXPERT_POLICY_INPUTS = EXPERT_POLICY_SPANS + 1, /* and the pattern */
+    EXPERT_POLICY_OWN = 2,       /* of the inputs, the first: what they say differs by layer */
     EXPERT_POLICY_PATTERNS = 80, /* kinds of recent use: the last 6 passes, or how long ago */
     EXPERT_POLICY_GROUPS = 4     /* of a pass that are learned from, LANES experts each */
 };
@@ -28,6 +29,7 @@ struct expert_policy_layer {
                                        * less without being touched */
     float seen[EXPERT_POLICY_SPANS];  /* decayed rows */
     float scale[EXPERT_POLICY_SPANS], base[EXPERT_POLICY_SPANS]; /* rate = count * scale + base */
+    float own[EXPERT_POLICY_OWN], squares[EXPERT_POLICY_OWN];    /* added to the weights */
     uint32_t passes;
 };
 
@@ -51,10 +53,10 @@ struct expert_policy {
     struct expert_policy_use *uses;     /* [n_layer][n_groups * LANES] */
     expert_policy_lanes *counts;        /* [n_layer][n_groups][SPANS] */
     expert_policy_lanes *odds;          /* [n_layer][n_groups] when last scored */
-    float *inverse;                     /* [n_layer + 1] 1 / n */
+    float price;                        /* hits to be had for holding an expert for a pass */
     float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over n_rows rows */
 
-    /* odds (log2) = alike + sum of weights[i] * x[i]; x: odds by a span's rate or by the pattern's,
+    /* odds (log2) = alike + sum of (weights[i] + the layer's own[i]) * x[i]; x: odds by a span's rate or by the pattern's,
      * counted from `alike`, the odds if all experts are alike. */
     float alike, weights[EXPERT_POLICY_INPUTS], squares[EXPERT_POLICY_INPUTS];
     float patterns[EXPERT_POLICY_PATTERNS]; /* x of each */
@@ -82,7 +84,12 @@ void expert_policy_score(struct expert_policy *p, uint32_t layer);
 const float *expert_policy_odds(const struct expert_policy *p, uint32_t layer);
 /* Likelihood that a pass like the one under way uses an expert with those odds. Grows with them. */
 float expert_policy_chance(const struct expert_policy *p, float odds);
-/* Worth now of a byte of an expert of `layer` with that chance. */
-float expert_policy_worth(const struct expert_policy *p, uint32_t layer, float chance);
+/* Passes until the layer's next one. */
+uint32_t expert_policy_ahead(const struct expert_policy *p, uint32_t layer);
+/* Worth of an expert with that chance when its layer's next pass is `ahead` passes away: hits to be
+ * expected of holding it, beyond what its place would bring otherwise. */
+float expert_policy_worth(const struct expert_policy *p, uint32_t ahead, float chance);
+/* Such an expert was evicted to make room. */
+void expert_policy_evicted(struct expert_policy *p, uint32_t ahead, float chance);
 
 #endif
