@@ -36,6 +36,8 @@ const cases = [
   async () => { await leave(httpBytes('POST', '/v1/chat/completions', ask('Tell me a story.', { stream: true, max_tokens: 400 })), random(300)); count('left a stream'); },
   async () => { await leave(httpBytes('POST', '/v1/chat/completions', ask('Tell me a story.', { max_tokens: 400 })), random(300)); count('left JSON'); },
   async () => { await leave(httpBytes('POST', '/v1/chat/completions', ask('Hello!')).subarray(0, 60 + random(120)), random(50)); count('left half a request'); },
+  async () => { await leave(httpBytes('POST', '/v1/completions', { prompt: Array(300).fill(310), echo: true, logprobs: 20, max_tokens: 2 }), random(400)); count('left an echo'); },
+  async () => { okOrBusy(await rawPost(server, '/v1/completions', { prompt: Array(300).fill(311), echo: true, logprobs: 20, max_tokens: 2, stream: random(2) === 1 }), 'echo'); },
   async () => { const r = await rawPost(server, '/v1/chat/completions', '{"messages":'); assert.equal(r.status, 400); count('bad JSON'); },
   async () => { const r = await raw(server, 'GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n'); assert.equal(r.status, 400); count('bad HTTP'); },
   async () => { for (const p of ['/livez', '/readyz', '/status', '/metrics', '/v1/models']) assert.equal((await raw(server, httpBytes('GET', p))).status, 200); count('health'); },
