@@ -234,6 +234,7 @@ int main(int argc, char **argv)
 {
     struct bits_run run = {.random.state = 20261130};
     const char *backend = "cpu", *file = NULL;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is cut short has told what it did */
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(argv[i], "--full") == 0 || strcmp(argv[i], "--quick") == 0) {
