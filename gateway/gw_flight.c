@@ -3,7 +3,7 @@
 #include <assert.h>
 
 enum {
-    STEP_NS = 100 * 1000 * 1000 /* records are as much apart, or they are one */
+    STEP_US = 100 * 1000 /* records are as much apart, or they are one */
 };
 
 struct gw_flight *gw_flight_begin(struct gw_flights *fs, struct gw_request_choice *choice,
@@ -141,10 +141,13 @@ enum err_code gw_flight_error(struct gw_flights *fs, uint64_t id, struct gw_flig
     return f ? ERR_OK : ERR_PROTOCOL;
 }
 
-/* A run may lie where a record does not look, but not for long: the worker takes up all that came
- * before each record that it makes. Records that are no newer than the last one say nothing. */
+/* A run may lie where a record does not look, but not for long. The answer to a question that came
+ * after the run was put together when the worker's loop had read the run; the engine takes up all
+ * that came before each record that it makes. So the first such record may be older than the run,
+ * the second may have been begun before it. Times of the worker's clock tell records apart, however
+ * late they come. */
 enum err_code gw_flight_status(struct gw_flights *fs, const struct proto_sequence *sequences,
-                               unsigned n, uint64_t taken_ns, struct err *e)
+                               unsigned n, uint64_t asked_ns, uint64_t taken_us, struct err *e)
 {
     for (unsigned i = 0; i < fs->n; i++) {
         struct gw_flight *f = &fs->list[i];
@@ -153,9 +156,10 @@ enum err_code gw_flight_status(struct gw_flights *fs, const struct proto_sequenc
             listed = sequences[k].request_id == f->id;
         if (listed)
             f->missed = 0;
-        if (listed || taken_ns < f->sent_ns + STEP_NS || taken_ns < f->missed_ns + STEP_NS)
+        if (listed || asked_ns <= f->sent_ns ||
+            (f->missed > 0 && taken_us < f->missed_us + STEP_US))
             continue;
-        f->missed_ns = taken_ns;
+        f->missed_us = taken_us;
         if (++f->missed >= GW_FLIGHT_MISSES)
             return err_set(e, ERR_PROTOCOL, "the worker does not know request %llu any more",
                            (unsigned long long)f->id);

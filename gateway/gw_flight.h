@@ -25,8 +25,9 @@ struct gw_flight {
     uint32_t n_prompt_told;           /* prompt tokens, with their logprobs */
     uint32_t max_new, flags;          /* of the run */
     bool cancelled;                   /* the worker may leave out the rest */
-    uint64_t sent_ns, missed_ns;      /* missed: the last record that did not know it */
-    unsigned missed;
+    uint64_t sent_ns;
+    uint64_t missed_us; /* of the worker's clock: the last record that did not know it */
+    unsigned missed;    /* such records in a row */
 };
 
 struct gw_flights {
@@ -55,9 +56,10 @@ enum err_code gw_flight_done(struct gw_flights *fs, uint64_t id, const struct pr
     __attribute__((warn_unused_result));
 enum err_code gw_flight_error(struct gw_flights *fs, uint64_t id, struct gw_flight **ret,
                               struct err *e) __attribute__((warn_unused_result));
-/* A status record that lists every sequence of the worker, as of taken_ns. */
+/* A status record that lists every sequence of the worker, asked for at asked_ns of our clock; it
+ * tells how things were at taken_us of the worker's. */
 enum err_code gw_flight_status(struct gw_flights *fs, const struct proto_sequence *sequences,
-                               unsigned n, uint64_t taken_ns, struct err *e)
+                               unsigned n, uint64_t asked_ns, uint64_t taken_us, struct err *e)
     __attribute__((warn_unused_result));
 
 #endif

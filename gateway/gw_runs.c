@@ -355,10 +355,10 @@ static enum err_code on_status(void *context, struct err *e)
 {
     struct gw_runs *r = context;
     const struct gw_upstream_status *s = gw_upstream_get_status(r->upstream);
-    uint64_t age_us = s->status.age_us;
-    if (s->lists_all && age_us < s->received_ns / 1000u) {
+    uint64_t up_us = s->status.uptime_ms * 1000u, age_us = s->status.age_us;
+    if (s->lists_all && age_us < up_us) {
         enum err_code code = gw_flight_status(&r->flights, s->sequences, s->status.n_sequences,
-                                              s->received_ns - age_us * 1000u, e);
+                                              s->asked_ns, up_us - age_us, e);
         if (code != ERR_OK)
             return code;
     }

@@ -153,6 +153,7 @@ static enum err_code take_status(struct gw_upstream *u, const struct proto_statu
     struct gw_upstream_status *s = &u->status;
     s->known = true;
     s->received_ns = ticks_ns(u->ticks);
+    s->asked_ns = u->status_due_ns;
     s->status = *m;
     text_copy(s->backend, sizeof s->backend, m->backend);
     text_copy(s->degraded, sizeof s->degraded, m->degraded);

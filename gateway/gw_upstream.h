@@ -36,7 +36,7 @@ enum {
 };
 struct gw_upstream_status {
     bool known, lists_all; /* lists_all: each sequence of the worker is among `sequences` */
-    uint64_t received_ns;
+    uint64_t asked_ns, received_ns; /* asked_ns 0: nobody asked */
     struct proto_status status;
     struct proto_sequence sequences[GW_UPSTREAM_MAX_LISTED];
     char clients[GW_UPSTREAM_MAX_LISTED][64];

@@ -132,23 +132,26 @@ static void test_gw_flight_cancelled_run_may_end_anyhow(void **state)
     assert_int_equal(end(&fs, id, PROTO_FINISH_CANCELLED, 9), ERR_OK);
 }
 
-/* Only records newer than the run and than each other count. */
+/* Only answers to questions that came after the run count, and only records newer than each other. */
 static void test_gw_flight_run_that_no_record_knows_is_lost(void **state)
 {
     struct gw_flights fs = table();
     uint64_t id = begin(&fs, 0), other = begin(&fs, 0);
     struct proto_sequence both[2] = {{.request_id = other}, {.request_id = id}};
+    const uint64_t sent = gw_flight_find(&fs, id)->sent_ns, second = 1000000;
     struct err e = {0};
     (void)state;
-    for (unsigned i = 0; i < 9; i++)
-        assert_int_equal(gw_flight_status(&fs, both, 1, 50 * MS, &e), ERR_OK);
-    for (unsigned i = 0; i < 9; i++)
-        assert_int_equal(gw_flight_status(&fs, both, 1, 1000 * MS, &e), ERR_OK);
-    assert_int_equal(gw_flight_status(&fs, both, 1, 2000ull * MS, &e), ERR_OK);
-    assert_int_equal(gw_flight_status(&fs, both, 2, 3000ull * MS, &e), ERR_OK);
-    assert_int_equal(gw_flight_status(&fs, both, 1, 4000ull * MS, &e), ERR_OK);
-    assert_int_equal(gw_flight_status(&fs, both, 1, 5000ull * MS, &e), ERR_OK);
-    assert_int_equal(gw_flight_status(&fs, both, 1, 6000ull * MS, &e), ERR_PROTOCOL);
+    for (unsigned i = 0; i < 9; i++) /* asked before, answered late */
+        assert_int_equal(gw_flight_status(&fs, both, 1, sent, i * second, &e), ERR_OK);
+    for (unsigned i = 0; i < 9; i++) /* one record, asked for again and again */
+        assert_int_equal(gw_flight_status(&fs, both, 1, sent + MS * (1 + i), 50000 + i, &e),
+                         ERR_OK);
+    assert_int_equal(gw_flight_status(&fs, both, 1, sent + 2000ull * MS, 2 * second, &e), ERR_OK);
+    assert_int_equal(gw_flight_status(&fs, both, 2, sent + 3000ull * MS, 3 * second, &e), ERR_OK);
+    assert_int_equal(gw_flight_status(&fs, both, 1, sent + 4000ull * MS, 4 * second, &e), ERR_OK);
+    assert_int_equal(gw_flight_status(&fs, both, 1, sent + 5000ull * MS, 5 * second, &e), ERR_OK);
+    assert_int_equal(gw_flight_status(&fs, both, 1, sent + 6000ull * MS, 6 * second, &e),
+                     ERR_PROTOCOL);
 }
 
 int main(void)
