@@ -86,6 +86,9 @@ void gw_api_health_readyz(struct gw_exchange *x, const struct gw_http_request *r
     gw_error_write(&out, &error);
     if (out.size > 0)
         out.size--; /* the closing brace */
+    /* Probes know five words; that both processes read another model is a matter of settings. */
+    if (error.code == GW_ERROR_MODEL_ERROR)
+        status = "configuration";
     buf_format(&out, ",\"status\":\"%s\"}", status);
     struct gw_exchange_head head = {.status = 503, .headers = &retry, .n_headers = 1};
     if (buf_failed(&out))

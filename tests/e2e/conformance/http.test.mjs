@@ -235,6 +235,8 @@ test('a worker with another model: 500 model_error', async () => {
     s.worker.args = s.worker.args.map((a) => (a.startsWith('model.path=') ? `model.path=${thinkModel()}` : a));
     s.worker.start();
     await s.until('it is seen', async () => (await s.status()).state === 'model_error');
+    const ready = await raw(s, httpBytes('GET', '/readyz'));
+    assert.deepEqual([ready.status, JSON.parse(ready.body).status, JSON.parse(ready.body).error.code], [503, 'configuration', 'model_error']);
     for (const streamed of [false, true]) {
       const r = await rawPost(s, chatPath, { ...C, stream: streamed });
       const { error } = JSON.parse(r.body);
