@@ -317,6 +317,8 @@ static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
         code = engine_run_start(&g->run, d, g->model, e);
     if (code == ERR_OK)
         code = read_weights(g, &loading, e);
+    if (code == ERR_OK)
+        code = engine_forward_record(g->run.forward, e);
     if (code == ERR_OK) {
         g->run.forward->heartbeat = g->run.experts->heartbeat = &g->heartbeat;
         g->run.count.cpu_threads = k_threads(d->cpu);

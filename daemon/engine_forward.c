@@ -9,7 +9,8 @@
 #include "fault.h"
 
 enum {
-    ALIGN = 256
+    ALIGN = 256,
+    HOST_ALIGN = 4096 /* whole pages can be pinned */
 };
 
 static uint64_t aligned(uint64_t n)
@@ -51,15 +52,23 @@ static struct k_act take_act(struct engine_forward *f, uint32_t rows, uint32_t n
     return act;
 }
 
-static struct k_rows take_rows(struct engine_forward *f, uint32_t n)
+/* What a step is told, one behind the other, so that it is uploaded as one; then its faults, which
+ * are uploaded with it, cleared, and downloaded as one. The host has the same bytes (host_inputs). */
+static void place_inputs(struct engine_forward *f)
 {
-    struct k_rows rows = {.max_rows = n};
-    rows.n_rows = take(f, 4);
-    rows.token = take(f, n * 4ull);
-    rows.position = take(f, n * 4ull);
-    rows.sequence = take(f, n * 4ull);
-    rows.faults = take(f, n * 4ull);
-    return rows;
+    const uint64_t rows = f->sizes.max_rows * 4ull, logits = f->sizes.max_logits * 4ull;
+    f->rows = (struct k_rows){.max_rows = f->sizes.max_rows};
+    f->logit_rows = (struct k_rows){.max_rows = f->sizes.max_logits};
+    f->rows.n_rows = take(f, 4);
+    f->logit_rows.n_rows = take(f, 4);
+    f->rows.token = take(f, rows);
+    f->rows.position = take(f, rows);
+    f->rows.sequence = take(f, rows);
+    f->gather_index = take(f, logits);
+    f->rows.faults = take(f, rows);
+    f->logit_rows.faults = take(f, logits);
+    f->inputs_bytes = f->work_bytes - f->rows.n_rows.offset;
+    f->faults_bytes = f->work_bytes - f->rows.faults.offset;
 }
 
 /* What the layers' matrices read, over all layers: one set of buffers serves them all. */
@@ -129,8 +138,7 @@ static void place(struct engine_forward *f, const struct k_device *device)
     unsigned norm, heads, hidden;
     all_forms(f->model, &norm, &heads, &hidden);
     f->work_bytes = 0;
-    f->rows = take_rows(f, z->max_rows);
-    f->logit_rows = take_rows(f, z->max_logits);
+    place_inputs(f);
     f->kv.table = take(f, (uint64_t)z->max_sequences * z->max_pages * 4);
     f->x = take(f, rows * shape->n_embd * 4);
     f->norm_act = take_act(f, z->max_rows, shape->n_embd, norm);
@@ -144,26 +152,39 @@ static void place(struct engine_forward *f, const struct k_device *device)
     f->rope = take(f, (uint64_t)z->max_pages * K_PAGE * (shape->rope_dim / 2) * 8);
     place_experts(f, hidden);
     place_guess(f);
-    f->gather_index = take(f, z->max_logits * 4ull);
     f->gathered = take(f, (uint64_t)z->max_logits * shape->n_embd * 4);
     f->head_act = take_act(f, z->max_logits, shape->n_embd, forms_of(&f->model->tensors.output, 1));
     f->device_logits = take(f, (uint64_t)z->max_logits * shape->n_vocab * 4);
 }
 
-/* Of n_groups, groups and order of a layer with so many pairs. */
-static uint64_t layer_bytes(const struct engine_forward *f, uint64_t pairs)
+/* Bytes of the arrays of the host, in this order. */
+struct host_layout {
+    uint64_t inputs, layer, routes, selected, guesses, logits;
+};
+
+static struct host_layout host_layout(const struct model *m, const struct engine_forward_sizes *z)
 {
-    return f->order.offset - f->n_groups.offset + pairs * sizeof(uint32_t);
+    const struct engine_forward f = {.model = m, .sizes = *z};
+    const uint64_t rows = aligned(z->max_rows * 4ull), logits = aligned(z->max_logits * 4ull);
+    const uint64_t pairs = (uint64_t)z->max_rows * m->shape.n_expert_used;
+    return (struct host_layout){
+        .inputs = 2 * aligned(4) + 4 * rows + 2 * logits,
+        .layer = aligned(4) + aligned(n_groups(&f) * sizeof(struct k_group)) + aligned(pairs * 4),
+        .routes = ids_stride(&f, z->max_rows) * m->shape.n_layer,
+        .selected = aligned(8ull * m->shape.n_expert),
+        .guesses = aligned(4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used),
+        .logits = aligned(4ull * z->max_logits * m->shape.n_vocab)};
 }
 
-uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *z)
+static uint64_t host_bytes(const struct host_layout *l)
 {
-    const uint64_t uses = m->shape.n_layer * aligned(4ull * z->max_rows * m->shape.n_expert_used);
-    const uint64_t layer = 3ull * ALIGN + 4ull * z->max_rows * m->shape.n_expert_used +
-                           (sizeof(struct k_group) + 8) * (uint64_t)m->shape.n_expert;
-    const uint64_t guesses = 4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used;
-    return 16ull * z->max_rows + uses + layer + guesses + 8ull * z->max_logits +
-           4ull * z->max_logits * m->shape.n_vocab;
+    return l->inputs + l->layer + l->routes + l->selected + l->guesses + l->logits;
+}
+
+uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *sizes)
+{
+    const struct host_layout layout = host_layout(m, sizes);
+    return host_bytes(&layout);
 }
 
 uint64_t engine_forward_bytes(const struct k_device *device, const struct model *m,
@@ -174,31 +195,39 @@ uint64_t engine_forward_bytes(const struct k_device *device, const struct model 
     return f.work_bytes;
 }
 
+/* Where the host has what the device has at `span` of the inputs. */
+static uint32_t *input_at(const struct engine_forward *f, struct k_span span)
+{
+    return (uint32_t *)(void *)((char *)f->host + (span.offset - f->rows.n_rows.offset));
+}
+
 static enum err_code host_arrays(struct engine_forward *f, struct err *e)
 {
-    const uint32_t rows = f->sizes.max_rows, logits = f->sizes.max_logits;
-    const uint64_t n = engine_forward_host_bytes(f->model, &f->sizes);
-    uint32_t *at = alloc_aligned(ALLOC_WORK, ALIGN, (size_t)n);
+    const struct host_layout layout = host_layout(f->model, &f->sizes);
+    char *at = alloc_aligned(ALLOC_WORK, HOST_ALIGN, (size_t)host_bytes(&layout));
     if (at == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the %llu bytes of a step's results",
-                       (unsigned long long)n);
-    memset(at, 0, (size_t)n);
-    const struct model_shape *shape = &f->model->shape;
+                       (unsigned long long)host_bytes(&layout));
+    memset(at, 0, (size_t)host_bytes(&layout));
     f->host = at;
-    f->host_layer = (char *)at;
-    f->host_groups = (const void *)(f->host_layer + (f->groups.offset - f->n_groups.offset));
-    f->host_order = (const void *)(f->host_layer + (f->order.offset - f->n_groups.offset));
-    f->token = at + (layer_bytes(f, (uint64_t)rows * shape->n_expert_used) + 3) / 4;
-    f->position = f->token + rows;
-    f->sequence = f->position + rows;
-    f->faults = f->sequence + rows;
-    f->logit_row = f->faults + rows;
-    f->logit_faults = f->logit_row + logits;
-    f->routes = f->logit_faults + logits;
-    f->host_selected = f->routes + ids_stride(f, rows) / sizeof(uint32_t) * shape->n_layer;
-    f->guesses = f->host_selected + 2 * (size_t)shape->n_expert;
-    f->logits =
-        (float *)(void *)(f->guesses + (size_t)ENGINE_AHEAD_MOST_ROWS * shape->n_expert_used);
+    f->token = input_at(f, f->rows.token);
+    f->position = input_at(f, f->rows.position);
+    f->sequence = input_at(f, f->rows.sequence);
+    f->logit_row = input_at(f, f->gather_index);
+    f->faults = input_at(f, f->rows.faults);
+    f->logit_faults = input_at(f, f->logit_rows.faults);
+    f->host_layer = at += layout.inputs;
+    f->host_groups = (const void *)(at + (f->groups.offset - f->n_groups.offset));
+    f->host_order = (const void *)(at + (f->order.offset - f->n_groups.offset));
+    f->routes = (uint32_t *)(void *)(at += layout.layer);
+    f->host_selected = (uint32_t *)(void *)(at += layout.routes);
+    f->guesses = (uint32_t *)(void *)(at += layout.selected);
+    f->logits = (float *)(void *)(at + layout.guesses);
+    /* Without it copies take longer; that is all. */
+    struct err refused = {.code = ERR_OK};
+    f->pinned =
+        f->islands != NULL && f->ops->host_register != NULL &&
+        f->ops->host_register(f->islands->device, f->host, host_bytes(&layout), &refused) == ERR_OK;
     return ERR_OK;
 }
 
@@ -263,6 +292,9 @@ void engine_forward_free(struct engine_forward *f)
 {
     if (f == NULL)
         return;
+    engine_record_done(&f->record, f->ops);
+    if (f->pinned)
+        f->ops->host_unregister(f->islands->device, f->host);
     if (f->work != NULL)
         f->ops->buffer_free(f->work);
     alloc_free(f->host); /* all host arrays are one block */
@@ -280,28 +312,28 @@ void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const
 /* The bound on the rows of a step by which a backend may choose its kernels: few sizes. */
 static uint32_t bound(uint32_t n, uint32_t most)
 {
-    for (uint32_t i = 1; i <= 8 && i <= most; i *= 2)
+    for (uint32_t i = 1; i <= ENGINE_RECORD_MOST_ROWS && i <= most; i *= 2)
         if (n <= i)
             return i;
     return most;
 }
 
+void engine_forward_bound(struct engine_forward *f, uint32_t n_rows, uint32_t n_logits)
+{
+    f->rows.max_rows = bound(n_rows, f->sizes.max_rows);
+    f->logit_rows.max_rows = bound(n_logits, f->sizes.max_logits);
+    f->ids_stride = ids_stride(f, f->rows.max_rows);
+}
+
 static void upload_step(struct engine_forward *f)
 {
-    f->rows.max_rows = bound(f->n_rows, f->sizes.max_rows);
-    f->logit_rows.max_rows = bound(f->n_logits, f->sizes.max_logits);
-    f->ids_stride = ids_stride(f, f->rows.max_rows);
-    const size_t n = f->n_rows * sizeof(uint32_t), n_logits = f->n_logits * sizeof(uint32_t);
-    memset(f->faults, 0, n);
-    memset(f->logit_faults, 0, n_logits);
-    f->ops->upload(f->stream, f->rows.n_rows, &f->n_rows, sizeof(f->n_rows));
-    f->ops->upload(f->stream, f->rows.token, f->token, n);
-    f->ops->upload(f->stream, f->rows.position, f->position, n);
-    f->ops->upload(f->stream, f->rows.sequence, f->sequence, n);
-    f->ops->upload(f->stream, f->rows.faults, f->faults, n);
-    f->ops->upload(f->stream, f->logit_rows.n_rows, &f->n_logits, sizeof(f->n_logits));
-    f->ops->upload(f->stream, f->logit_rows.faults, f->logit_faults, n_logits);
-    f->ops->upload(f->stream, f->gather_index, f->logit_row, n_logits);
+    memset(f->faults, 0, f->faults_bytes);
+    *input_at(f, f->rows.n_rows) = f->n_rows;
+    *input_at(f, f->logit_rows.n_rows) = f->n_logits;
+    if (f->pinned)
+        f->ops->fetch(f->stream, f->rows.n_rows, f->host, f->inputs_bytes);
+    else
+        f->ops->upload(f->stream, f->rows.n_rows, f->host, f->inputs_bytes);
 }
 
 const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer)
@@ -312,7 +344,9 @@ const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t l
 static void download_step(struct engine_forward *f)
 {
     f->ops->download(f->stream, f->routes, f->ids, f->ids_stride * f->model->shape.n_layer);
-    f->ops->download(f->stream, f->faults, f->rows.faults, f->n_rows * sizeof(uint32_t));
+    f->ops->download(f->stream, f->faults, f->rows.faults, f->faults_bytes);
+    f->ops->download(f->stream, f->logits, f->device_logits,
+                     (size_t)f->n_logits * f->model->shape.n_vocab * sizeof(float));
 }
 
 /* Distinct experts of a layer whose groups the host did not see. */
@@ -327,22 +361,6 @@ static uint32_t count_groups(const struct engine_forward *f, uint32_t layer)
         seen[ids[i] / 64] |= bit;
     }
     return n;
-}
-
-static enum err_code layers(struct engine_forward *f)
-{
-    enum err_code code = f->ops->embed(
-        &(struct k_embed){.rows = f->rows, .table = f->model->token_embd, .x = f->x}, f->stream);
-    for (uint32_t i = 0; i < f->model->shape.n_layer && code == ERR_OK; i++) {
-        code = engine_attention_run(f, i);
-        if (code == ERR_OK)
-            code = engine_moe_run(f, i);
-        if (f->heartbeat != NULL)
-            atomic_fetch_add(f->heartbeat, 1);
-        if (code == ERR_OK && fault_hit(FAULT_ENGINE_LAYER))
-            code = ERR_DEVICE;
-    }
-    return code;
 }
 
 /* Final norm and output matrix of the rows that want logits. */
@@ -382,6 +400,55 @@ static enum err_code head(struct engine_forward *f)
     return code;
 }
 
+enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
+{
+    enum err_code code;
+    if (layer == 0)
+        code = f->ops->embed(
+            &(struct k_embed){.rows = f->rows, .table = f->model->token_embd, .x = f->x},
+            f->stream);
+    else
+        code = engine_moe_sum(f);
+    if (code == ERR_OK && layer < f->model->shape.n_layer)
+        code = engine_attention_run(f, layer);
+    if (code == ERR_OK && layer < f->model->shape.n_layer)
+        return engine_moe_route(f, layer);
+    return code == ERR_OK && f->n_logits > 0 ? head(f) : code;
+}
+
+/* The layers, and the head: a recorded piece at a time where there is a record. */
+static enum err_code layers(struct engine_forward *f)
+{
+    const uint32_t n = f->model->shape.n_layer;
+    struct k_graph *const *recorded = engine_record_find(&f->record, f->n_rows, f->n_logits);
+    enum err_code code = ERR_OK;
+    for (uint32_t i = 0; i <= n && code == ERR_OK; i++) {
+        code = recorded != NULL ? f->ops->replay(recorded[i], f->stream)
+                                : engine_forward_segment(f, i);
+        engine_experts_poll(f->experts);
+        if (code == ERR_OK && i < n)
+            code = engine_moe_compute(f, i);
+        if (f->heartbeat != NULL)
+            atomic_fetch_add(f->heartbeat, 1);
+        if (code == ERR_OK && i < n && fault_hit(FAULT_ENGINE_LAYER))
+            code = ERR_DEVICE;
+    }
+    return code;
+}
+
+/* All experts are in islands: the step is one recorded piece. */
+static enum err_code replay_whole(struct engine_forward *f, struct k_graph *whole)
+{
+    for (uint32_t i = 0; i < f->model->shape.n_layer; i++) {
+        engine_moe_unseen(f, i);
+        if (fault_hit(FAULT_ENGINE_LAYER))
+            return ERR_DEVICE;
+    }
+    if (f->heartbeat != NULL)
+        atomic_fetch_add(f->heartbeat, 1);
+    return f->ops->replay(whole, f->stream);
+}
+
 /* What the host did not see while a GPU computed. */
 static void complete(struct engine_forward *f)
 {
@@ -393,22 +460,23 @@ static void complete(struct engine_forward *f)
         f->logit_faults[i] |= f->faults[f->logit_row[i]];
 }
 
+enum err_code engine_forward_record(struct engine_forward *f, struct err *e)
+{
+    const enum err_code code = engine_record_start(&f->record, f);
+    return code == ERR_OK ? code : err_set(e, code, "the GPU failed while its steps were recorded");
+}
+
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
 {
+    engine_forward_bound(f, f->n_rows, f->n_logits);
     upload_step(f);
     engine_experts_step(f->experts, f->n_rows);
     if (f->islands != NULL) {
         engine_islands_step(f->islands, f->n_rows);
         engine_hybrid_step(f->hybrid, f->n_rows);
     }
-    enum err_code code = layers(f);
-    if (code == ERR_OK && f->n_logits > 0) {
-        code = head(f);
-        f->ops->download(f->stream, f->logits, f->device_logits,
-                         (size_t)f->n_logits * f->model->shape.n_vocab * sizeof(float));
-        f->ops->download(f->stream, f->logit_faults, f->logit_rows.faults,
-                         f->n_logits * sizeof(uint32_t));
-    }
+    struct k_graph *whole = engine_record_whole(&f->record, f);
+    enum err_code code = whole != NULL ? replay_whole(f, whole) : layers(f);
     download_step(f);
     const enum err_code waited = f->ops->wait(f->stream);
     if (code == ERR_OK)

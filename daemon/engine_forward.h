@@ -8,6 +8,7 @@
 #include "engine_experts.h"
 #include "engine_hybrid.h"
 #include "engine_islands.h"
+#include "engine_record.h"
 #include "kernels.h"
 #include "model.h"
 
@@ -31,7 +32,8 @@ struct engine_forward {
     struct k_stream *stream;
     struct engine_forward_sizes sizes;
     struct k_buffer *work;
-    uint64_t work_bytes;
+    uint64_t work_bytes, inputs_bytes, faults_bytes;
+    struct engine_record record; /* of a GPU: steps that are only replayed */
 
     /* On the device. *_act: a row in the forms that the next matrices read. */
     struct k_rows rows, logit_rows;
@@ -58,7 +60,8 @@ struct engine_forward {
     struct k_act head_act; /* [max_logits][n_embd] */
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
-    void *host; /* the block of all that is below */
+    void *host;  /* the block of all that is below; begins with the inputs, as on the device */
+    bool pinned; /* it is registered with the GPU */
     uint32_t n_rows, n_logits;
     bool guess;                  /* the step guesses each next layer's experts (engine_ahead) */
     uint32_t *guesses;           /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
@@ -101,10 +104,20 @@ void engine_forward_free(struct engine_forward *f); /* NULL is fine */
 /* Sets the first n pages of a sequence in the device's page table. */
 void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const uint32_t *pages,
                               uint32_t n);
+/* Records the steps that decode, once the weights are there; nothing where the device records
+ * nothing. ERR_DEVICE. */
+enum err_code engine_forward_record(struct engine_forward *f, struct err *e)
+    __attribute__((warn_unused_result));
 /* Computes the rows; logits, faults and logit_faults are there afterwards. ERR_DEVICE,
  * ERR_UNSUPPORTED: nothing of the step may be used. */
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     __attribute__((warn_unused_result));
+
+/* What the device computes between two layers' experts without the host: before those of `layer`, or
+ * behind the last ones. Of engine_record, as engine_forward_bound: it sets the bounds on rows. */
+enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
+    __attribute__((warn_unused_result));
+void engine_forward_bound(struct engine_forward *f, uint32_t n_rows, uint32_t n_logits);
 
 /* Experts of the last step in `layer`, [n_rows][n_used] in rank order; lent until the next step. */
 const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer);

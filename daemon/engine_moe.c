@@ -2,9 +2,11 @@
 
 #include <string.h>
 
-static enum err_code route(struct engine_forward *f, const struct model_layer *l, struct k_span ids)
+enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
 {
     const struct model_shape *shape = &f->model->shape;
+    const struct model_layer *l = &f->model->layers[layer];
+    const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
     enum err_code code = f->ops->norm(&(struct k_norm){.rows = f->rows,
                                                        .x = f->x,
                                                        .y = f->norm_act.f32,
@@ -170,12 +172,15 @@ static enum err_code compute_in_ram(struct engine_forward *f, uint32_t layer)
 
 /* ---- with a GPU ---- */
 
-/* All experts are in islands: nothing of this is the host's business. */
-static enum err_code compute_in_vram(struct engine_forward *f, uint32_t layer)
+enum err_code engine_moe_in_vram(struct engine_forward *f, uint32_t layer)
+{
+    return compute(f, &f->islands->vram.layers[layer], f->n_groups, f->everything);
+}
+
+void engine_moe_unseen(struct engine_forward *f, uint32_t layer)
 {
     f->layer_groups[layer] = ENGINE_FORWARD_UNSEEN;
     engine_islands_hit(f->islands, f->n_rows);
-    return compute(f, &f->islands->vram.layers[layer], f->n_groups, f->everything);
 }
 
 /* Groups that are copied to the GPU and computed there, some at a time: while some are computed, the
@@ -260,24 +265,23 @@ static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
     return code;
 }
 
-enum err_code engine_moe_run(struct engine_forward *f, uint32_t layer)
+enum err_code engine_moe_compute(struct engine_forward *f, uint32_t layer)
 {
-    const struct model_layer *l = &f->model->layers[layer];
-    const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
-    enum err_code code = route(f, l, ids);
-    if (code == ERR_OK && f->islands == NULL)
-        code = compute_in_ram(f, layer);
-    else if (code == ERR_OK && engine_islands_full(f->islands, layer))
-        code = compute_in_vram(f, layer);
-    else if (code == ERR_OK)
-        code = compute_hybrid(f, layer);
-    if (code == ERR_OK)
-        code = f->ops->moe_sum(&(struct k_moe_sum){.rows = f->rows,
-                                                   .weights = f->weights,
-                                                   .out = f->expert_out,
-                                                   .x = f->x,
-                                                   .n = f->model->shape.n_embd,
-                                                   .n_used = f->model->shape.n_expert_used},
-                               f->stream);
-    return code;
+    if (f->islands == NULL)
+        return compute_in_ram(f, layer);
+    if (!engine_islands_full(f->islands, layer))
+        return compute_hybrid(f, layer);
+    engine_moe_unseen(f, layer);
+    return engine_moe_in_vram(f, layer);
+}
+
+enum err_code engine_moe_sum(struct engine_forward *f)
+{
+    return f->ops->moe_sum(&(struct k_moe_sum){.rows = f->rows,
+                                               .weights = f->weights,
+                                               .out = f->expert_out,
+                                               .x = f->x,
+                                               .n = f->model->shape.n_embd,
+                                               .n_used = f->model->shape.n_expert_used},
+                           f->stream);
 }

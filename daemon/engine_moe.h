@@ -5,7 +5,17 @@
 
 #include "engine_forward.h"
 
-enum err_code engine_moe_run(struct engine_forward *f, uint32_t layer)
+/* Norm, router, groups. */
+enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
     __attribute__((warn_unused_result));
+/* The chosen experts, wherever they are. */
+enum err_code engine_moe_compute(struct engine_forward *f, uint32_t layer)
+    __attribute__((warn_unused_result));
+/* Of a layer all of whose experts are in islands: only the device's part, or the host's. */
+enum err_code engine_moe_in_vram(struct engine_forward *f, uint32_t layer)
+    __attribute__((warn_unused_result));
+void engine_moe_unseen(struct engine_forward *f, uint32_t layer);
+/* Their sum, of any layer. */
+enum err_code engine_moe_sum(struct engine_forward *f) __attribute__((warn_unused_result));
 
 #endif

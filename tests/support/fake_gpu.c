@@ -395,10 +395,8 @@ static void run_to(struct fake_stream *s, uint64_t mark)
     }
 }
 
-static struct command *push(struct k_stream *stream, enum kind kind)
+static struct command *enqueue(struct fake_stream *s, enum kind kind)
 {
-    struct fake_stream *s = stream_of(stream);
-    (void)call(s->gpu);
     if (s->queued - s->ran == MAX_QUEUE) {
         if (s->captures)
             die("the recording is too long");
@@ -408,6 +406,12 @@ static struct command *push(struct k_stream *stream, enum kind kind)
     memset(c, 0, sizeof(*c));
     c->kind = kind;
     return c;
+}
+
+static struct command *push(struct k_stream *stream, enum kind kind)
+{
+    (void)call(stream_of(stream)->gpu);
+    return enqueue(stream_of(stream), kind);
 }
 
 /* Runs what was pushed, if the device is eager. */
@@ -604,8 +608,10 @@ static enum err_code capture_end(struct k_stream *stream, struct k_graph **ret)
 
 static enum err_code replay(struct k_graph *g, struct k_stream *stream)
 {
+    if (!call(stream_of(stream)->gpu))
+        return ERR_DEVICE;
     for (uint32_t i = 0; i < g->n; i++)
-        *push(stream, g->commands[i].kind) = g->commands[i];
+        *enqueue(stream_of(stream), g->commands[i].kind) = g->commands[i];
     return pushed(stream);
 }
 

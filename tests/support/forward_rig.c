@@ -104,7 +104,7 @@ enum err_code forward_rig_open(const char *path, uint64_t arena,
     if (code == ERR_OK)
         code = engine_forward_new(main_device(ret), main_stream(ret), &tiers, sizes, ret->pool,
                                   &ret->forward, e);
-    return code;
+    return code == ERR_OK ? engine_forward_record(ret->forward, e) : code;
 }
 
 void forward_rig_close(struct forward_rig *r)

@@ -256,7 +256,7 @@ static void test_engine_gpu_lost_ends_the_process(void **state)
     const struct engine_config c = config_of(0, 0);
     run_on(&c); /* so that the engine sleeps with all experts in islands */
     k_ops(opener.device)
-        ->inject(opener.device, &(struct k_cuda_fault){.nth = 100, .error = LOST_ERROR});
+        ->inject(opener.device, &(struct k_cuda_fault){.nth = 20, .error = LOST_ERROR});
     ask();
     do {
         engine_rig_pump(&rig);

@@ -63,11 +63,19 @@ static size_t vocab_bytes(const struct forward_rig *s)
     return s->model->shape.n_vocab * sizeof(float);
 }
 
+static struct k_counts counts_of(const struct forward_rig *s)
+{
+    struct k_counts counts;
+    k_ops(s->gpu)->counts(s->gpu, &counts);
+    return counts;
+}
+
 /* All steps, compared with the CPU's. Positions are counted by steps, so that rows of all but the
  * first see KV of all steps that had them: of those only the first ones are compared. */
 static void check_steps(struct forward_rig *s)
 {
     const size_t n = vocab_bytes(s);
+    const uint64_t allocations = counts_of(s).allocations;
     for (uint32_t i = 0; i < STEPS; i++) {
         struct err e = {.code = ERR_OK};
         must(step(s, i, &e), &e);
@@ -81,6 +89,7 @@ static void check_steps(struct forward_rig *s)
             assert_in_range(s->forward->layer_groups[l], s->model->shape.n_expert_used,
                             s->model->shape.n_expert);
     }
+    assert_int_equal(counts_of(s).allocations, allocations);
 }
 
 static int set_expected(void **state)
@@ -157,8 +166,10 @@ static void test_engine_islands_all_fit_the_host_sees_no_layer(void **state)
     fill(&s);
     for (uint32_t l = 0; l < s.model->shape.n_layer; l++)
         assert_true(engine_islands_full(&s.islands, l));
-    const uint64_t copied = s.islands.counts.copies;
+    const uint64_t copied = s.islands.counts.copies, calls = counts_of(&s).calls;
     check_steps(&s);
+    /* pages, inputs, one replay, results */
+    assert_in_range(counts_of(&s).calls - calls, STEPS * 6, STEPS * (ROWS + 6));
     assert_int_equal(s.islands.counts.copies, copied);
     assert_int_equal(s.hybrid.cpu_ns, 0);
     assert_int_equal(s.islands.row_hits[0], s.model->shape.n_layer * s.model->shape.n_expert_used);
