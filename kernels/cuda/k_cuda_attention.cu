@@ -2,26 +2,39 @@
  *
  * A block has eight warps. For one group of 512 positions, each warp takes a chunk and some query
  * heads of one kv head: with lanes as positions it makes the scores, with lanes as dimensions the
- * weighted values; then all threads fold the chunks in order. Keys and values are read once, straight
- * into registers. With few rows the groups of a row go to different blocks, and a second kernel folds
- * their results; with many a block walks its row's groups. */
+ * weighted values; then all threads fold the chunks in order. A warp's keys and values come once, in
+ * pieces through a ring of its own in shared memory, so that some are always on their way. */
 #include "k_cuda_attention.cuh"
 
 enum {
     WARPS = K_CHUNK_GROUP,
     THREADS = 32 * WARPS,
     FEW_ROWS = 8,
-    AHEAD = 16 /* dimensions of keys on their way while as many are used */
+    RING = 4,    /* pieces of keys or values that a warp's ring holds */
+    PIECE = 2048 /* bytes of one, without scales */
 };
 
 /* A block's piece of the work: heads first_head .. first_head + n_heads of one kv head, groups
  * first .. first + count of a row's n_groups. */
-struct piece {
+struct work {
     uint32_t row, sequence, n_visible, head_kv, first_head, n_heads, first, count, n_groups;
 };
 
-/* Shared memory. A chunk's scores and weights lie where its values o go afterwards. */
-template <int D, int HEADS> struct group_memory {
+/* How a chunk is cut into pieces: first its keys, 2 KiB each with the scales of so many, then its
+ * values. */
+template <enum k_kv_type TYPE, int D> struct group_ring {
+    enum {
+        SIZE = TYPE == K_KV_F16 ? 2 : 1,     /* of a value */
+        SCALES = TYPE == K_KV_F16 ? 0 : 128, /* bytes */
+        STRIDE = PIECE + SCALES,
+        PIECES = D * K_PAGE * SIZE / PIECE, /* of keys, and of values */
+        DIMS = PIECE / (K_PAGE * SIZE),     /* dimensions of a piece of keys */
+        POSITIONS = PIECE / (D * SIZE)      /* positions of a piece of values */
+    };
+};
+
+/* Shared memory. Where a warp's ring was, its values go when the chunk is done. */
+template <enum k_kv_type TYPE, int D, int HEADS> struct group_memory {
     union {
         float f32[D][HEADS];
         struct {
@@ -30,17 +43,57 @@ template <int D, int HEADS> struct group_memory {
         } q8;
     } q;
     union {
-        float s[HEADS][K_PAGE];
+        alignas(16) uint8_t ring[RING * group_ring<TYPE, D>::STRIDE];
         float o[HEADS][D];
     } chunk[WARPS];
+    float s[WARPS][HEADS][K_PAGE]; /* scores, then weights */
     float m[WARPS][HEADS], l[WARPS][HEADS], a[WARPS][HEADS], b[WARPS][HEADS];
 };
+
+/* A chunk of one kv head, n positions of it visible. */
+struct group_source {
+    struct k_cuda_kv_head kv;
+    uint32_t n;
+};
+
+/* Starts the copy of piece i, if there is one; positions that nobody sees stay away. */
+template <enum k_kv_type TYPE, int D>
+static __device__ __forceinline__ void ring_issue(const struct group_source &from, uint32_t i,
+                                                  uint8_t *ring)
+{
+    typedef struct group_ring<TYPE, D> R;
+    const bool keys = i < R::PIECES;
+    const uint32_t k = keys ? i : i - R::PIECES, lane = threadIdx.x % 32;
+    if (keys || (k < R::PIECES && k * R::POSITIONS < from.n)) {
+        uint8_t *to = ring + i % RING * R::STRIDE;
+        const uint8_t *at = (const uint8_t *)(keys ? from.kv.keys : from.kv.values) + k * PIECE;
+#pragma unroll
+        for (int w = 0; w < PIECE / 512; w++)
+            k_cuda_warp_copy16(to + 512 * w + 16 * lane, at + 512 * w + 16 * lane);
+        if (R::SCALES != 0 && lane < R::SCALES / 16)
+            k_cuda_warp_copy16(to + PIECE + 16 * lane,
+                               (const uint8_t *)(keys ? from.kv.key_scales : from.kv.value_scales) +
+                                   k * R::SCALES + 16 * lane);
+    }
+    k_cuda_warp_commit();
+}
+
+/* Waits for piece i, and starts that which follows what is on its way. */
+template <enum k_kv_type TYPE, int D>
+static __device__ __forceinline__ const uint8_t *ring_next(const struct group_source &from,
+                                                           uint32_t i, uint8_t *ring)
+{
+    k_cuda_warp_copied<RING - 2>();
+    __syncwarp();
+    ring_issue<TYPE, D>(from, i + RING - 1, ring);
+    return ring + i % RING * group_ring<TYPE, D>::STRIDE;
+}
 
 /* Puts the heads' queries into shared memory. Heads that do not exist are 0. True: not finite. */
 template <enum k_kv_type TYPE, int D, int HEADS>
 static __device__ __forceinline__ bool group_query(const struct k_cuda_attention_args &a,
-                                                   const struct piece &p,
-                                                   struct group_memory<D, HEADS> *memory)
+                                                   const struct work &p,
+                                                   struct group_memory<TYPE, D, HEADS> *memory)
 {
     const float *q = a.q + ((uint64_t)p.row * a.n_head + p.head_kv * a.shared + p.first_head) * D;
     bool fault = false;
@@ -72,37 +125,27 @@ static __device__ __forceinline__ bool group_query(const struct k_cuda_attention
 /* Scores of a chunk, f16: a lane has positions 2 * lane and 2 * lane + 1, one sum a head and
  * position, dimensions ascending (A18). */
 template <int D, int HEADS>
-static __device__ __forceinline__ void group_scores_f16(const struct k_cuda_kv_head &kv,
-                                                        const float (*q)[HEADS], float scale,
-                                                        float (*s)[K_PAGE])
+static __device__ __forceinline__ void group_scores_f16(const struct group_source &from,
+                                                        uint8_t *ring, const float (*q)[HEADS],
+                                                        float scale, float (*s)[K_PAGE])
 {
+    typedef struct group_ring<K_KV_F16, D> R;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t *keys = (const uint32_t *)kv.keys + lane;
-    uint32_t now[AHEAD], next[AHEAD];
     float acc[HEADS][2];
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
         acc[h][0] = acc[h][1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        next[i] = keys[i * (K_PAGE / 2)];
 #pragma unroll 1
-    for (int first = 0; first < D; first += AHEAD) {
-        keys += AHEAD * (K_PAGE / 2);
+    for (uint32_t i = 0; i < R::PIECES; i++, q += R::DIMS) {
+        const uint32_t *keys =
+            (const uint32_t *)(const void *)ring_next<K_KV_F16, D>(from, i, ring) + lane;
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            now[i] = next[i];
-            if (first + AHEAD < D)
-                next[i] = keys[i * (K_PAGE / 2)];
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const float2 k = k_cuda_warp_of_f16x2(now[i]);
+        for (int d = 0; d < R::DIMS; d++) {
+            const float2 k = k_cuda_warp_of_f16x2(keys[d * (K_PAGE / 2)]);
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
-                const float x = q[first + i][h];
-                acc[h][0] = k_float_fma(x, k.x, acc[h][0]);
-                acc[h][1] = k_float_fma(x, k.y, acc[h][1]);
+                acc[h][0] = k_float_fma(q[d][h], k.x, acc[h][0]);
+                acc[h][1] = k_float_fma(q[d][h], k.y, acc[h][1]);
             }
         }
     }
@@ -115,16 +158,14 @@ static __device__ __forceinline__ void group_scores_f16(const struct k_cuda_kv_h
 /* Scores of a chunk, 8-bit: half a warp has half of the heads, a lane four positions; 32 dimensions
  * are one exact integer. */
 template <int D, int HEADS>
-static __device__ __forceinline__ void group_scores_q8(const struct k_cuda_kv_head &kv,
-                                                       const struct group_memory<D, HEADS> &memory,
-                                                       float scale, float (*s)[K_PAGE])
+static __device__ __forceinline__ void group_scores_q8(
+    const struct group_source &from, uint8_t *ring,
+    const struct group_memory<K_KV_Q8_0, D, HEADS> &memory, float scale, float (*s)[K_PAGE])
 {
     enum {
         H = HEADS / 2
     };
     const uint32_t lane = threadIdx.x % 32, quad = lane % 16, first = lane / 16 * H;
-    const uint32_t *keys = (const uint32_t *)kv.keys + quad;
-    const uint2 *scales = (const uint2 *)(const void *)kv.key_scales + quad;
     float acc[H][4];
 #pragma unroll
     for (int h = 0; h < H; h++)
@@ -132,17 +173,18 @@ static __device__ __forceinline__ void group_scores_q8(const struct k_cuda_kv_he
         for (int i = 0; i < 4; i++)
             acc[h][i] = 0.0f;
 #pragma unroll 1
-    for (int b = 0; b < D / 32; b++) {
-        const uint2 packed = scales[b * (K_PAGE / 4)];
-        const float2 low = k_cuda_warp_of_f16x2(packed.x), high = k_cuda_warp_of_f16x2(packed.y);
-        const float dk[4] = {low.x, low.y, high.x, high.y};
+    for (uint32_t b = 0; b < D / 32; b++) {
+        const uint8_t *piece = ring_next<K_KV_Q8_0, D>(from, b, ring);
+        const uint32_t *keys = (const uint32_t *)(const void *)piece + quad;
+        float dk[4];
+        k_cuda_warp_of_f16x4(((const uint2 *)(const void *)(piece + PIECE))[quad], dk);
         int32_t dot[H][4] = {};
 #pragma unroll
         for (int w = 0; w < 8; w++) {
             uint32_t word[4], k[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                word[i] = keys[(32 * b + 4 * w + i) * (K_PAGE / 4)];
+                word[i] = keys[(4 * w + i) * (K_PAGE / 4)];
             k_cuda_attention_transpose(word, k);
 #pragma unroll
             for (int h = 0; h < H; h++)
@@ -175,10 +217,11 @@ template <enum k_kv_type TYPE, int D> struct group_value {
     uint32_t word[WORDS];
     uint16_t scale;
 
-    __device__ __forceinline__ void load(const struct k_cuda_kv_head &kv, uint32_t j)
+    /* Position j of a piece. */
+    __device__ __forceinline__ void load(const uint8_t *piece, uint32_t j)
     {
         const uint32_t lane = threadIdx.x % 32;
-        const uint8_t *at = (const uint8_t *)kv.values + ((size_t)j * 32 + lane) * BYTES;
+        const uint8_t *at = piece + (j * 32 + lane) * BYTES;
         if constexpr (BYTES == 16) {
             const uint4 w = *(const uint4 *)(const void *)at;
             word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
@@ -191,7 +234,7 @@ template <enum k_kv_type TYPE, int D> struct group_value {
             word[0] = *(const uint16_t *)(const void *)at;
         }
         if constexpr (TYPE == K_KV_Q8_0)
-            scale = kv.value_scales[j * N + lane * N / 32];
+            scale = ((const uint16_t *)(const void *)(piece + PIECE))[j * N + lane * N / 32];
     }
     __device__ __forceinline__ void get(float v[N]) const
     {
@@ -247,57 +290,72 @@ static __device__ __forceinline__ void group_weighted(const struct group_value<T
 }
 
 template <enum k_kv_type TYPE, int D, int HEADS>
-static __device__ __forceinline__ void group_values(const struct k_cuda_kv_head &kv, uint32_t n,
+static __device__ __forceinline__ void group_values(const struct group_source &from, uint8_t *ring,
                                                     const float (*e)[K_PAGE], float (*o)[D / 32])
 {
-    struct group_value<TYPE, D> now[4], next[4];
+    typedef struct group_ring<TYPE, D> R;
+    const uint32_t n = from.n;
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
             o[h][i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        next[k].load(kv, k);
 #pragma unroll 1
-    for (uint32_t j = 0; j < n; j += 4) {
+    for (uint32_t i = 0; i < R::PIECES && i * R::POSITIONS < n; i++) {
+        const uint8_t *piece = ring_next<TYPE, D>(from, R::PIECES + i, ring);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            now[k] = next[k];
-            if (j + 4 < n)
-                next[k].load(kv, j + 4 + k);
+        for (uint32_t k = 0; k < R::POSITIONS; k += 4) {
+            const uint32_t j = i * R::POSITIONS + k;
+            struct group_value<TYPE, D> value[4];
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                value[p].load(piece, k + p);
+            if (j + 4 <= n)
+                group_weighted<TYPE, D, HEADS, true>(value, e, j, n, o);
+            else
+                group_weighted<TYPE, D, HEADS, false>(value, e, j, n, o);
         }
-        if (j + 4 <= n)
-            group_weighted<TYPE, D, HEADS, true>(now, e, j, n, o);
-        else
-            group_weighted<TYPE, D, HEADS, false>(now, e, j, n, o);
     }
+}
+
+/* The warp's chunk c of a piece; its first keys are on their way. */
+template <enum k_kv_type TYPE, int D>
+static __device__ __forceinline__ struct group_source group_start(
+    const struct k_cuda_attention_args &a, const struct work &p, uint32_t c, uint8_t *ring)
+{
+    struct group_source from = {};
+    if (c * K_PAGE >= p.n_visible)
+        return from;
+    uint8_t *layer = k_cuda_kv_page(a.kv, p.sequence, c);
+    from.n = min(p.n_visible - c * K_PAGE, (uint32_t)K_PAGE);
+    from.kv = TYPE == K_KV_F16 ? k_cuda_kv_head_f16(a.kv, layer, p.head_kv)
+                               : k_cuda_kv_head_of(a.kv, layer, p.head_kv);
+    for (uint32_t i = 0; i < RING - 1; i++)
+        ring_issue<TYPE, D>(from, i, ring);
+    return from;
 }
 
 /* One chunk by one warp: m, l and o of each head into shared memory. True: a score is not finite. */
 template <enum k_kv_type TYPE, int D, int HEADS>
 static __device__ __forceinline__ bool group_chunk(const struct k_cuda_attention_args &a,
-                                                   const struct piece &p, uint32_t c,
-                                                   struct group_memory<D, HEADS> *memory)
+                                                   const struct work &p,
+                                                   const struct group_source &from,
+                                                   struct group_memory<TYPE, D, HEADS> *memory)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t n = min(p.n_visible - c * K_PAGE, (uint32_t)K_PAGE);
-    uint8_t *layer = k_cuda_kv_page(a.kv, p.sequence, c);
-    float(*s)[K_PAGE] = memory->chunk[warp].s;
-    struct k_cuda_kv_head kv;
-    if constexpr (TYPE == K_KV_F16) {
-        kv = k_cuda_kv_head_f16(a.kv, layer, p.head_kv);
-        group_scores_f16<D, HEADS>(kv, memory->q.f32, a.scale, s);
-    } else {
-        kv = k_cuda_kv_head_of(a.kv, layer, p.head_kv);
-        group_scores_q8<D, HEADS>(kv, *memory, a.scale, s);
-    }
+    uint8_t *ring = memory->chunk[warp].ring;
+    float(*s)[K_PAGE] = memory->s[warp];
+    if constexpr (TYPE == K_KV_F16)
+        group_scores_f16<D, HEADS>(from, ring, memory->q.f32, a.scale, s);
+    else
+        group_scores_q8<D, HEADS>(from, ring, *memory, a.scale, s);
     __syncwarp();
     bool fault = false;
 #pragma unroll
     for (uint32_t h = 0; h < HEADS; h++) {
         float e0, e1, m, l;
-        const bool wrong = k_cuda_attention_weigh(s[h][lane], s[h][lane + 32], n, &e0, &e1, &m, &l);
+        const bool wrong =
+            k_cuda_attention_weigh(s[h][lane], s[h][lane + 32], from.n, &e0, &e1, &m, &l);
         fault |= wrong && h < p.n_heads;
         s[h][lane] = e0;
         s[h][lane + 32] = e1;
@@ -308,7 +366,8 @@ static __device__ __forceinline__ bool group_chunk(const struct k_cuda_attention
     }
     __syncwarp();
     float o[HEADS][D / 32];
-    group_values<TYPE, D, HEADS>(kv, n, s, o);
+    group_values<TYPE, D, HEADS>(from, ring, s, o);
+    k_cuda_warp_copied<0>();
     __syncwarp();
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
@@ -320,8 +379,8 @@ static __device__ __forceinline__ bool group_chunk(const struct k_cuda_attention
 
 /* The factors with which chunk w of the group is folded, one thread a chunk and head: the maxima
  * before and after it are exact in any order. */
-template <int D, int HEADS>
-static __device__ __forceinline__ void group_factors(struct group_memory<D, HEADS> *memory)
+template <enum k_kv_type TYPE, int D, int HEADS>
+static __device__ __forceinline__ void group_factors(struct group_memory<TYPE, D, HEADS> *memory)
 {
     const uint32_t w = threadIdx.x % WARPS, h = threadIdx.x / WARPS;
     if (h >= HEADS)
@@ -340,9 +399,9 @@ struct group_sum {
 };
 
 /* Folds the group's chunks (A19). */
-template <int D, int HEADS>
+template <enum k_kv_type TYPE, int D, int HEADS>
 static __device__ __forceinline__ struct group_sum group_fold(
-    const struct group_memory<D, HEADS> &memory, uint32_t h, uint32_t d, uint32_t n_chunks)
+    const struct group_memory<TYPE, D, HEADS> &memory, uint32_t h, uint32_t d, uint32_t n_chunks)
 {
     struct group_sum r = {memory.m[0][h], memory.l[0][h], memory.chunk[0].o[h][d]};
 #pragma unroll
@@ -365,10 +424,10 @@ static __device__ __forceinline__ void group_into(struct group_sum *into,
     into->m = s.m;
 }
 
-/* Writes a head and dimension: the result, or that of a group for attention_merge. */
+/* Writes a head and dimension: the result, or that of a group for group_merge. */
 template <int D>
 static __device__ __forceinline__ void group_store(const struct k_cuda_attention_args &a,
-                                                   const struct piece &p, uint32_t h, uint32_t d,
+                                                   const struct work &p, uint32_t h, uint32_t d,
                                                    const struct group_sum &r)
 {
     const uint64_t head = (uint64_t)p.row * a.n_head + p.head_kv * a.shared + p.first_head + h;
@@ -382,24 +441,115 @@ static __device__ __forceinline__ void group_store(const struct k_cuda_attention
         a.sums[at] = make_float2(r.m, r.l);
 }
 
-/* A piece by a block: its groups one after the other. */
+/* The factors of up to 32 groups from `base` on for the head of this warp, a lane each, from maxima
+ * that are exact in any order; m: the maximum before them, then after them. */
+static __device__ __forceinline__ struct k_cuda_attention_step merge_factors(const float2 *sums,
+                                                                             uint32_t base,
+                                                                             uint32_t count,
+                                                                             float *m, float *ret_l)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const float2 sum = __ldcg(&sums[base + min(lane, count - 1)]);
+    float top = sum.x; /* of this group and those before it */
+    for (uint32_t o = 1; o < 32; o *= 2) {
+        const float other = __shfl_up_sync(K_CUDA_WARP_ALL, top, o);
+        top = lane >= o && other > top ? other : top;
+    }
+    if (base > 0)
+        top = *m > top ? *m : top;
+    const float above = __shfl_up_sync(K_CUDA_WARP_ALL, top, 1);
+    const float before = lane > 0 ? above : base > 0 ? *m : sum.x;
+    *m = __shfl_sync(K_CUDA_WARP_ALL, top, count - 1);
+    *ret_l = sum.y;
+    return k_cuda_attention_meet(before, sum.x);
+}
+
+/* Folds all groups of the heads, whose results lie in a.parts and a.sums (A19). */
 template <enum k_kv_type TYPE, int D, int HEADS>
-static __device__ __forceinline__ void group_piece(const struct k_cuda_attention_args &a,
-                                                   const struct piece &p, void *shared)
+static __device__ __forceinline__ void group_merge(const struct k_cuda_attention_args &a,
+                                                   const struct work &p,
+                                                   struct group_memory<TYPE, D, HEADS> *memory)
 {
     enum {
         SUMS = (HEADS * D + THREADS - 1) / THREADS
     };
-    struct group_memory<D, HEADS> *memory = (struct group_memory<D, HEADS> *)shared;
-    const uint32_t n_chunks = (p.n_visible + K_PAGE - 1) / K_PAGE;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint64_t head = (uint64_t)p.row * a.n_head + p.head_kv * a.shared + p.first_head;
+    float(*factor)[HEADS][3] = (float(*)[HEADS][3])(void *)memory->s; /* [32]: a, b, l */
+    float m = 0.0f, l[SUMS], y[SUMS];
+    for (uint32_t base = 0; base < p.n_groups; base += 32) {
+        const uint32_t count = min(32u, p.n_groups - base);
+        if (warp < p.n_heads) {
+            float next;
+            const struct k_cuda_attention_step s =
+                merge_factors(a.sums + (head + warp) * a.max_groups, base, count, &m, &next);
+            factor[lane][warp][0] = s.a;
+            factor[lane][warp][1] = s.b;
+            factor[lane][warp][2] = next;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SUMS; k++) {
+            const uint32_t i = threadIdx.x + THREADS * k, h = i / D, d = i % D;
+            if (h >= p.n_heads)
+                continue;
+            const float *part = a.parts + ((head + h) * a.max_groups + base) * D + d;
+#pragma unroll 8
+            for (uint32_t g = 0; g < count; g++) {
+                const float next = __ldcg(part + g * D), *f = factor[g][h];
+                const bool first = base + g == 0;
+                y[k] = first ? next : k_cuda_attention_fold(y[k], f[0], next, f[1]);
+                l[k] = first ? f[2] : k_cuda_attention_fold(l[k], f[0], f[2], f[1]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int k = 0; k < SUMS; k++) {
+        const uint32_t i = threadIdx.x + THREADS * k, h = i / D, d = i % D;
+        if (h < p.n_heads)
+            a.y[(head + h) * D + d] = k_float_div(y[k], l[k]);
+    }
+}
+
+/* True for the block that comes last of those with the same heads: the others' results are there. */
+static __device__ __forceinline__ bool group_last(const struct k_cuda_attention_args &a,
+                                                  const struct work &p)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t *arrived = a.arrived + p.row * a.n_head + p.head_kv * a.shared + p.first_head;
+        last = atomicAdd(arrived, 1u) == p.n_groups - 1;
+        if (last)
+            *arrived = 0; /* for the next time */
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+/* A piece by a block: its groups one after the other. */
+template <enum k_kv_type TYPE, int D, int HEADS>
+static __device__ __forceinline__ void group_work(const struct k_cuda_attention_args &a,
+                                                  const struct work &p, void *shared)
+{
+    enum {
+        SUMS = (HEADS * D + THREADS - 1) / THREADS
+    };
+    struct group_memory<TYPE, D, HEADS> *memory = (struct group_memory<TYPE, D, HEADS> *)shared;
+    const uint32_t n_chunks = (p.n_visible + K_PAGE - 1) / K_PAGE, warp = threadIdx.x / 32;
+    uint8_t *ring = memory->chunk[warp].ring;
     struct group_sum total[SUMS];
+    struct group_source from = group_start<TYPE, D>(a, p, p.first * K_CHUNK_GROUP + warp, ring);
     bool fault = group_query<TYPE, D, HEADS>(a, p, memory);
+    __syncthreads();
 #pragma unroll 1
     for (uint32_t g = p.first; g < p.first + p.count; g++) {
-        const uint32_t chunk = g * K_CHUNK_GROUP, count = min(n_chunks - chunk, (uint32_t)WARPS);
-        __syncthreads();
-        if (threadIdx.x / 32 < count)
-            fault |= group_chunk<TYPE, D, HEADS>(a, p, chunk + threadIdx.x / 32, memory);
+        const uint32_t count = min(n_chunks - g * K_CHUNK_GROUP, (uint32_t)WARPS);
+        if (from.n != 0)
+            fault |= group_chunk<TYPE, D, HEADS>(a, p, from, memory);
         __syncthreads();
         group_factors(memory);
         __syncthreads();
@@ -416,8 +566,12 @@ static __device__ __forceinline__ void group_piece(const struct k_cuda_attention
             if (g + 1 == p.first + p.count && h < p.n_heads)
                 group_store<D>(a, p, h, d, total[k]);
         }
+        __syncthreads(); /* the next group, or piece, uses the memory again */
+        if (g + 1 < p.first + p.count)
+            from = group_start<TYPE, D>(a, p, (g + 1) * K_CHUNK_GROUP + warp, ring);
     }
-    __syncthreads(); /* the next piece uses the memory again */
+    if (p.count != p.n_groups && group_last(a, p))
+        group_merge(a, p, memory);
     if (fault)
         a.rows.faults[p.row] = 1;
 }
@@ -425,8 +579,8 @@ static __device__ __forceinline__ void group_piece(const struct k_cuda_attention
 /* Query heads of a piece: fewer, and so more pieces that read the same keys, while the pieces of all
  * heads would leave most of the device idle. units: pieces if each had all heads of a kv head. */
 template <int HEADS>
-static __device__ __forceinline__ uint32_t piece_heads(const struct k_cuda_attention_args &a,
-                                                       uint32_t units)
+static __device__ __forceinline__ uint32_t work_heads(const struct k_cuda_attention_args &a,
+                                                      uint32_t units)
 {
     if (units * ((a.shared + 1) / 2) <= a.busy / 4)
         return 2;
@@ -456,9 +610,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
             units += groups[r];
     }
     units *= a.kv.n_head_kv;
-    const uint32_t heads = piece_heads<HEADS>(a, units), parts = (a.shared + heads - 1) / heads;
+    const uint32_t heads = work_heads<HEADS>(a, units), parts = (a.shared + heads - 1) / heads;
     for (uint32_t i = blockIdx.x; i < units * parts; i += gridDim.x) {
-        struct piece p;
+        struct work p;
         uint32_t row = i / parts / a.kv.n_head_kv, first = 0;
         if (few) {
             first = row;
@@ -477,52 +631,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
         p.first_head = i % parts * heads;
         p.n_heads = min(heads, a.shared - p.first_head);
         if (heads == 2)
-            group_piece<TYPE, D, 2>(a, p, shared);
+            group_work<TYPE, D, 2>(a, p, shared);
         else if (HEADS > 4 && heads > 4)
-            group_piece<TYPE, D, HEADS>(a, p, shared);
+            group_work<TYPE, D, HEADS>(a, p, shared);
         else
-            group_piece<TYPE, D, 4>(a, p, shared);
+            group_work<TYPE, D, 4>(a, p, shared);
     }
-}
-
-/* Folds the groups of a row's head, where there are several: a warp has 32 dimensions. Its lanes make
- * the factors of 32 groups at once, from maxima that are exact in any order. */
-static __global__ void attention_merge(const struct k_cuda_attention_args a)
-{
-    const uint32_t row = blockIdx.x, dim = a.kv.head_dim, d = threadIdx.x, lane = d % 32;
-    const uint32_t n_rows = *a.rows.n_rows, position = a.rows.position[row];
-    const uint32_t n_groups = position / K_CUDA_ATTENTION_GROUP + 1;
-    if (row >= n_rows || n_groups == 1)
-        return;
-    const uint64_t head = (uint64_t)row * a.n_head + blockIdx.y, at = head * a.max_groups;
-    const float *parts = a.parts + at * dim + d;
-    float m = 0.0f, l = 0.0f, y = 0.0f;
-    for (uint32_t base = 0; base < n_groups; base += 32) {
-        const uint32_t count = min(32u, n_groups - base);
-        const float2 sum = a.sums[at + base + min(lane, count - 1)];
-        float top = sum.x; /* of this group and those before it */
-        for (uint32_t o = 1; o < 32; o *= 2) {
-            const float other = __shfl_up_sync(K_CUDA_WARP_ALL, top, o);
-            top = lane >= o && other > top ? other : top;
-        }
-        if (base > 0)
-            top = m > top ? m : top;
-        const float above = __shfl_up_sync(K_CUDA_WARP_ALL, top, 1);
-        const float before = lane > 0 ? above : base > 0 ? m : sum.x;
-        const struct k_cuda_attention_step s = k_cuda_attention_meet(before, sum.x);
-#pragma unroll 8
-        for (uint32_t g = 0; g < count; g++) {
-            const float next = parts[(uint64_t)(base + g) * dim];
-            const float ag = __shfl_sync(K_CUDA_WARP_ALL, s.a, g);
-            const float bg = __shfl_sync(K_CUDA_WARP_ALL, s.b, g);
-            const float lg = __shfl_sync(K_CUDA_WARP_ALL, sum.y, g);
-            const bool first = base + g == 0;
-            y = first ? next : k_cuda_attention_fold(y, ag, next, bg);
-            l = first ? lg : k_cuda_attention_fold(l, ag, lg, bg);
-        }
-        m = __shfl_sync(K_CUDA_WARP_ALL, top, count - 1);
-    }
-    a.y[head * dim + d] = k_float_div(y, l);
 }
 
 /* ---- host side ------------------------------------------------------------------------------- */
@@ -532,12 +646,19 @@ static uint32_t groups_of(uint32_t max_pages)
     return (max_pages + K_CHUNK_GROUP - 1) / K_CHUNK_GROUP;
 }
 
+/* Counters at the head of the scratch, one a row and query head. */
+static uint64_t arrived_bytes(uint32_t n_head)
+{
+    return ((uint64_t)FEW_ROWS * n_head * sizeof(uint32_t) + 15) / 16 * 16;
+}
+
 extern "C" uint64_t k_cuda_attention_bytes(const struct k_device *d, uint32_t n_head,
                                            uint32_t head_dim, uint32_t max_rows, uint32_t max_pages)
 {
     (void)d;
     const uint64_t rows = max_rows < FEW_ROWS ? max_rows : (uint32_t)FEW_ROWS;
-    return rows * n_head * groups_of(max_pages) * (head_dim * sizeof(float) + sizeof(float2)) + 64;
+    const uint64_t parts = n_head * rows * groups_of(max_pages);
+    return parts * (head_dim * sizeof(float) + sizeof(float2)) + arrived_bytes(n_head);
 }
 
 template <enum k_kv_type TYPE, int D, int HEADS>
@@ -549,9 +670,7 @@ static void launch(const struct k_cuda_attention_args *a, struct k_stream *s)
         (uint64_t)rows * a->kv.n_head_kv * ((a->shared + 1) / 2) * (few ? a->max_groups : 1);
     K_CUDA_LAUNCH(s, (attention_groups<TYPE, D, HEADS>),
                   (uint32_t)(most < a->busy ? most : a->busy), THREADS,
-                  sizeof(struct group_memory<D, HEADS>), *a);
-    if (few && a->max_groups > 1)
-        K_CUDA_LAUNCH(s, attention_merge, dim3(rows, a->n_head), D, 0, *a);
+                  sizeof(struct group_memory<TYPE, D, HEADS>), *a);
 }
 
 /* False: there is no kernel of groups for this head size. */
@@ -594,11 +713,11 @@ extern "C" enum err_code k_cuda_attention(const struct k_attention *a, struct k_
     args.busy = 2 * k_cuda_of(s->device)->sm_count;
     args.max_groups = groups_of(a->kv.max_pages);
     args.tile_rows = a->rows.max_rows > FEW_ROWS ? k_cuda_attention_prefill_rows(a, s) : 0;
+    /* Scratch, for up to FEW_ROWS rows: counters, sums, parts. */
     const uint64_t rows = a->rows.max_rows < FEW_ROWS ? a->rows.max_rows : (uint32_t)FEW_ROWS;
-    args.parts = (float *)k_cuda_at(a->scratch);
-    args.sums =
-        (float2 *)(void *)(args.parts +
-                           (rows * a->n_head * args.max_groups * a->kv.head_dim + 1) / 2 * 2);
+    args.arrived = (uint32_t *)k_cuda_at(a->scratch);
+    args.sums = (float2 *)(void *)((uint8_t *)args.arrived + arrived_bytes(a->n_head));
+    args.parts = (float *)(args.sums + rows * a->n_head * args.max_groups);
     if (args.tile_rows != 0)
         k_cuda_attention_prefill(&args, a->kv.type, s);
     if (a->kv.type == K_KV_F16 ? !launch_groups<K_KV_F16>(&args, s)

@@ -10,7 +10,8 @@
 #include "k_cuda_warp.cuh"
 
 enum {
-    K_CUDA_ATTENTION_GROUP = K_PAGE * K_CHUNK_GROUP /* positions of a group */
+    K_CUDA_ATTENTION_GROUP = K_PAGE * K_CHUNK_GROUP, /* positions of a group */
+    K_CUDA_ATTENTION_LONG = 1024 /* positions from which on few tiles are too slow */
 };
 
 struct k_cuda_attention_args {
@@ -18,8 +19,9 @@ struct k_cuda_attention_args {
     const float *q;
     float *y;
     struct k_cuda_kv kv;
-    float *parts; /* groups' results, [rows][n_head][max_groups][D] */
-    float2 *sums; /* their m and l, [rows][n_head][max_groups] */
+    uint32_t *arrived; /* groups that are there, [rows][n_head]; 0 between uses */
+    float *parts;      /* groups' results, [rows][n_head][max_groups][D] */
+    float2 *sums;      /* their m and l, [rows][n_head][max_groups] */
     uint32_t max_groups;
     uint32_t n_head, shared; /* shared: query heads of a kv head */
     uint32_t tile_rows;      /* rows that the prefill kernel takes together; 0: it takes none */
@@ -39,12 +41,15 @@ void k_cuda_attention_prefill(const struct k_cuda_attention_args *a, enum k_kv_t
 }
 
 /* Does the prefill kernel take the tile of rows from `first` on? If they lie in one sequence and fill
- * more than half of it. All threads of a warp ask. */
+ * more than half of it, and, as a tile walks its chunks one after the other, if there are tiles for
+ * half of the device or not many chunks. All threads of a warp ask. */
 static __device__ __forceinline__ bool k_cuda_attention_tile(const struct k_cuda_attention_args &a,
                                                              uint32_t first, uint32_t n_rows)
 {
     const uint32_t end = min(first + a.tile_rows, n_rows);
-    if ((end - first) * 2 <= a.tile_rows)
+    const uint32_t tiles = (n_rows + a.tile_rows - 1) / a.tile_rows;
+    if ((end - first) * 2 <= a.tile_rows ||
+        (tiles * a.kv.n_head_kv < a.busy / 2 && a.rows.position[first] >= K_CUDA_ATTENTION_LONG))
         return false;
     const uint32_t sequence = a.rows.sequence[first];
     bool same = true;

@@ -142,25 +142,33 @@ static __device__ __forceinline__ void tile_eight(const float *from, float to[SI
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
-/* N f16 of shared memory (4 or 8). */
-template <int N> static __device__ __forceinline__ void tile_halves(const void *from, float to[N])
-{
+/* N / 2 words of shared memory, 2 or 4. */
+template <int N> struct tile_words {
     uint32_t w[N / 2];
-    if constexpr (N == 8) {
-        const uint4 x = *(const uint4 *)from;
-        w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
-    } else {
-        const uint2 x = *(const uint2 *)from;
-        w[0] = x.x, w[1] = x.y;
-    }
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        const float2 v = k_cuda_warp_of_f16x2(w[i]);
-        to[2 * i] = v.x;
-        to[2 * i + 1] = v.y;
-    }
-}
 
+    __device__ __forceinline__ void load(const void *from)
+    {
+        if constexpr (N == 8) {
+            const uint4 x = *(const uint4 *)from;
+            w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
+        } else {
+            const uint2 x = *(const uint2 *)from;
+            w[0] = x.x, w[1] = x.y;
+        }
+    }
+    /* As N f16. */
+    __device__ __forceinline__ void halves(float to[N]) const
+    {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const float2 v = k_cuda_warp_of_f16x2(w[i]);
+            to[2 * i] = v.x;
+            to[2 * i + 1] = v.y;
+        }
+    }
+};
+
+/* What a step multiplies is loaded one step before. */
 template <int D>
 static __device__ __forceinline__ void tile_scores_f16(
     const struct tile_memory<K_KV_F16, D> &memory, uint32_t vector, uint32_t position,
@@ -171,11 +179,19 @@ static __device__ __forceinline__ void tile_scores_f16(
         D > ::SPAN
     };
     const uint16_t *keys = (const uint16_t *)(const void *)memory.keys + position;
+    float next[SIDE];
+    struct tile_words<SPAN> next_keys;
+    tile_eight(&memory.q.f32[0][vector], next);
+    next_keys.load(keys);
 #pragma unroll 4
     for (int d = 0; d < D; d++) {
         float q[SIDE], k[SPAN];
-        tile_eight(&memory.q.f32[d][vector], q);
-        tile_halves<SPAN>(keys + d * K_PAGE, k);
+#pragma unroll
+        for (int v = 0; v < SIDE; v++)
+            q[v] = next[v];
+        next_keys.halves(k);
+        tile_eight(&memory.q.f32[(d + 1) % D][vector], next);
+        next_keys.load(keys + (d + 1) % D * K_PAGE);
 #pragma unroll
         for (int v = 0; v < SIDE; v++)
 #pragma unroll
@@ -224,7 +240,9 @@ static __device__ __forceinline__ void tile_scores_q8(
         }
         float dq[SIDE], dk[SPAN];
         tile_eight(&memory.q.q8.dx[b][vector], dq);
-        tile_halves<SPAN>(&memory.key_scales[b * K_PAGE + position], dk);
+        struct tile_words<SPAN> scales;
+        scales.load(&memory.key_scales[b * K_PAGE + position]);
+        scales.halves(dk);
 #pragma unroll
         for (int v = 0; v < SIDE; v++)
 #pragma unroll
@@ -315,6 +333,40 @@ static __device__ __forceinline__ bool tile_weights(struct tile_memory<TYPE, D> 
     return fault;
 }
 
+/* Weights of eight vectors at position j, and a thread's eight values there. */
+template <enum k_kv_type TYPE, int D> struct tile_step {
+    float e[SIDE];
+    struct tile_words<TYPE == K_KV_F16 ? SIDE : SIDE / 2> values;
+    uint16_t scale;
+
+    __device__ __forceinline__ void load(const struct tile_memory<TYPE, D> &memory, uint32_t j,
+                                         uint32_t vector, uint32_t d)
+    {
+        typedef struct tile_memory<TYPE, D> M;
+        const float4 low = *(const float4 *)(const void *)&memory.s[M::score_at(j, vector)];
+        const float4 high = *(const float4 *)(const void *)&memory.s[M::score_at(j, vector + 4)];
+        e[0] = low.x, e[1] = low.y, e[2] = low.z, e[3] = low.w;
+        e[4] = high.x, e[5] = high.y, e[6] = high.z, e[7] = high.w;
+        values.load(memory.values + M::BYTES * (j * D + d));
+        if constexpr (TYPE == K_KV_Q8_0)
+            scale = memory.value_scales[j * (D / 32) + d / 32];
+    }
+    /* Weights by which x is multiplied: with the scale, if there is one. */
+    __device__ __forceinline__ void get(float w[SIDE], float x[SIDE]) const
+    {
+        if constexpr (TYPE == K_KV_F16) {
+            values.halves(x);
+        } else {
+            k_cuda_warp_of_bytes(values.w[0], x);
+            k_cuda_warp_of_bytes(values.w[1], x + 4);
+        }
+        const float dv = TYPE == K_KV_F16 ? 0.0f : k_cuda_warp_of_f16(scale);
+#pragma unroll
+        for (int v = 0; v < SIDE; v++)
+            w[v] = TYPE == K_KV_F16 ? e[v] : k_float_mul(e[v], dv);
+    }
+};
+
 /* o = fma(e[j], V[j], o) over the chunk's positions (A18); ALL: every vector sees all 64. */
 template <enum k_kv_type TYPE, int D, bool ALL>
 static __device__ __forceinline__ void tile_values(const struct tile_memory<TYPE, D> &memory,
@@ -330,30 +382,19 @@ static __device__ __forceinline__ void tile_values(const struct tile_memory<TYPE
         for (int i = 0; i < SIDE; i++)
             o[v][i] = 0.0f;
     }
-#pragma unroll 2
+    struct tile_step<TYPE, D> next;
+    next.load(memory, 0, vector, d);
+#pragma unroll 4
     for (uint32_t j = 0; j < K_PAGE; j++) {
-        float e[SIDE], x[SIDE];
-        const float4 e0 = *(const float4 *)(const void *)&memory.s[M::score_at(j, vector)];
-        const float4 e1 = *(const float4 *)(const void *)&memory.s[M::score_at(j, vector + 4)];
-        e[0] = e0.x, e[1] = e0.y, e[2] = e0.z, e[3] = e0.w;
-        e[4] = e1.x, e[5] = e1.y, e[6] = e1.z, e[7] = e1.w;
-        if constexpr (TYPE == K_KV_F16) {
-            tile_halves<SIDE>(memory.values + 2 * (j * D + d), x);
-        } else {
-            const uint2 w = *(const uint2 *)(const void *)(memory.values + j * D + d);
-            const float dv = k_cuda_warp_of_f16(memory.value_scales[j * (D / 32) + d / 32]);
-            k_cuda_warp_of_bytes(w.x, x);
-            k_cuda_warp_of_bytes(w.y, x + 4);
-#pragma unroll
-            for (int v = 0; v < SIDE; v++)
-                e[v] = k_float_mul(e[v], dv);
-        }
+        float w[SIDE], x[SIDE];
+        next.get(w, x);
+        next.load(memory, (j + 1) % K_PAGE, vector, d);
 #pragma unroll
         for (int v = 0; v < SIDE; v++)
             if (ALL || j < n[v])
 #pragma unroll
                 for (int i = 0; i < SIDE; i++)
-                    o[v][i] = k_float_fma(e[v], x[i], o[v][i]);
+                    o[v][i] = k_float_fma(w[v], x[i], o[v][i]);
     }
 }
 

@@ -89,6 +89,14 @@ static __device__ __forceinline__ uint32_t router_take(struct router_keys<VALUES
     return winner;
 }
 
+static __device__ __forceinline__ float router_weight(const struct router_args &a, float w,
+                                                      float chosen)
+{
+    if (a.normalise)
+        w = k_float_div(w, chosen);
+    return a.scale != 1.0f ? k_float_mul(w, a.scale) : w;
+}
+
 /* The chosen in rank order, 32 ranks at a time, one a lane; then their weights. */
 template <int VALUES>
 static __device__ __forceinline__ void router_choose(const struct router_args &a,
@@ -114,17 +122,14 @@ static __device__ __forceinline__ void router_choose(const struct router_args &a
         }
         if (lane < count) {
             ids[first + lane] = mine;
-            weights[first + lane] = w;
+            if (first + count == a.n_used) /* the last ones: `chosen` is whole */
+                weights[first + lane] = router_weight(a, w, chosen);
+            else
+                weights[first + lane] = w;
         }
     }
-    for (uint32_t r = lane; r < a.n_used; r += 32) { /* those that this lane wrote */
-        float w = weights[r];
-        if (a.normalise)
-            w = k_float_div(w, chosen);
-        if (a.scale != 1.0f)
-            w = k_float_mul(w, a.scale);
-        weights[r] = w;
-    }
+    for (uint32_t r = lane; r < (a.n_used - 1) / 32 * 32; r += 32) /* those that this lane wrote */
+        weights[r] = router_weight(a, weights[r], chosen);
 }
 
 /* One row by one warp. VALUES: logits of a lane in registers, 0: `shared` holds them. */
@@ -250,19 +255,39 @@ static __global__ void __launch_bounds__(FEW_PAIRS) grouping_few(const struct gr
     a.groups[group].count = count;
 }
 
-/* Writes the pairs of one expert in their order, by one warp. */
+/* Experts of pairs p .. p + 3; UINT32_MAX: there is no such pair. */
+static __device__ __forceinline__ uint4 grouping_four(const struct grouping_args &a, uint32_t p,
+                                                      uint32_t n_pairs)
+{
+    if (p + 4 <= n_pairs)
+        return *(const uint4 *)(const void *)(a.ids + p);
+    return make_uint4(p < n_pairs ? a.ids[p] : UINT32_MAX,
+                      p + 1 < n_pairs ? a.ids[p + 1] : UINT32_MAX,
+                      p + 2 < n_pairs ? a.ids[p + 2] : UINT32_MAX, UINT32_MAX);
+}
+
+/* Writes the pairs of one expert in their order, by one warp; four neighbours a lane. */
 static __device__ __forceinline__ void grouping_place(const struct grouping_args &a,
                                                       uint32_t expert, uint32_t n_pairs,
                                                       uint32_t first)
 {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, before = (1u << lane) - 1;
 #pragma unroll 4
-    for (uint32_t base = 0; base < n_pairs; base += 32) {
-        const bool here = base + lane < n_pairs && a.ids[base + lane] == expert;
-        const uint32_t all = __ballot_sync(K_CUDA_WARP_ALL, here);
-        if (here)
-            a.order[first + (uint32_t)__popc(all & ((1u << lane) - 1))] = base + lane;
-        first += (uint32_t)__popc(all);
+    for (uint32_t base = 0; base < n_pairs; base += 128) {
+        const uint32_t p = base + 4 * lane;
+        const uint4 ids = grouping_four(a, p, n_pairs);
+        const bool here[4] = {ids.x == expert, ids.y == expert, ids.z == expert, ids.w == expert};
+        uint32_t at = first;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint32_t all = __ballot_sync(K_CUDA_WARP_ALL, here[k]);
+            at += (uint32_t)__popc(all & before);
+            first += (uint32_t)__popc(all);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            if (here[k])
+                a.order[at++] = p + k;
     }
 }
 
@@ -275,9 +300,17 @@ static __global__ void __launch_bounds__(SORT_THREADS) grouping_many(const struc
     for (uint32_t x = t; x < a.n_expert; x += SORT_THREADS)
         count[x] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (uint32_t p = t; p < n_pairs; p += SORT_THREADS)
-        atomicAdd(&count[a.ids[p]], 1u);
+#pragma unroll 2
+    for (uint32_t p = 4 * t; p < n_pairs; p += 4 * SORT_THREADS) {
+        const uint4 ids = grouping_four(a, p, n_pairs);
+        atomicAdd(&count[ids.x], 1u);
+        if (p + 1 < n_pairs)
+            atomicAdd(&count[ids.y], 1u);
+        if (p + 2 < n_pairs)
+            atomicAdd(&count[ids.z], 1u);
+        if (p + 3 < n_pairs)
+            atomicAdd(&count[ids.w], 1u);
+    }
     __syncthreads();
     const uint32_t expert = blockIdx.x * SORT_EXPERTS + t / 32;
     if (expert >= a.n_expert)

@@ -71,7 +71,7 @@ static __global__ void norm_vectors(const struct norm_args a)
 /* The lane's part of the sum of squares goes on over `n` values at tile. */
 static __device__ __forceinline__ float norm_fold(const float *tile, uint32_t n, float sum)
 {
-#pragma unroll 8
+#pragma unroll 32
     for (uint32_t i = threadIdx.x; i < n; i += 32)
         sum = k_float_fma(tile[i], tile[i], sum);
     return sum;

@@ -50,6 +50,12 @@ K_CUDA_WARP_INLINE float2 k_cuda_warp_of_f16x2(uint32_t w)
     return make_float2(k_cuda_warp_of_f16(w & 0xffffu), k_cuda_warp_of_f16(w >> 16));
 }
 
+K_CUDA_WARP_INLINE void k_cuda_warp_of_f16x4(uint2 w, float ret[4])
+{
+    const float2 low = k_cuda_warp_of_f16x2(w.x), high = k_cuda_warp_of_f16x2(w.y);
+    ret[0] = low.x, ret[1] = low.y, ret[2] = high.x, ret[3] = high.y;
+}
+
 /* Nearest even; a NaN as k_float_to_f16 writes it. */
 K_CUDA_WARP_INLINE uint16_t k_cuda_warp_to_f16(float x)
 {
