@@ -46,8 +46,9 @@ LEVEL_avx512    := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512v
 CUDA       ?= $(if $(SAN),0,1)
 NVCC       ?= $(if $(filter-out 0,$(CUDA)),$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
 CUDA_ARCHS ?= 80 86 89 90 120
-# Machine code for each, and PTX of the first for GPUs that are not in the list. A float operation stays what is written.
-CUDA_GEN    = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+# Machine code for each (90: with what only the H100's kind has), and PTX of the first for GPUs that are not in the list.
+CUDA_GEN    = $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
+	$(if $(word 2,$(CUDA_ARCHS)),-gencode arch=compute_$(firstword $(CUDA_ARCHS))$(comma)code=compute_$(firstword $(CUDA_ARCHS)))
 # 128: a loop that one of a template's formats does not reach.
 CUDA_FLAGS  = -std=c++17 -O3 -lineinfo -fmad=false -prec-div=true -prec-sqrt=true -ftz=false $(if $(DEBUG),-DK_DEBUG=1) \
 	-Werror all-warnings -diag-suppress 128 -Xcompiler -Wall,-Wextra,-Wvla,-Werror,-ffp-contract=off,-fno-fast-math,-fPIC
