@@ -109,7 +109,7 @@ static void place_experts(struct engine_forward *f, unsigned hidden_forms)
     f->n_groups = take(f, 4); /* these three in this order: they are downloaded as one */
     f->groups = take(f, groups * sizeof(struct k_group));
     f->order = take(f, pairs * 4);
-    f->n_selected = take(f, 4);
+    f->n_selected = take(f, 4); /* these two as well: they are uploaded as one */
     f->selected = take(f, groups * 4);
     f->everything = take(f, groups * 4);
     f->ids = take(f, ids_stride(f, f->sizes.max_rows) * shape->n_layer);
@@ -159,7 +159,7 @@ static void place(struct engine_forward *f, const struct k_device *device)
 
 /* Bytes of the arrays of the host, in this order. */
 struct host_layout {
-    uint64_t inputs, layer, routes, selected, guesses, logits;
+    uint64_t inputs, layer, routes, selected, batch, guesses, logits;
 };
 
 static struct host_layout host_layout(const struct model *m, const struct engine_forward_sizes *z)
@@ -172,13 +172,14 @@ static struct host_layout host_layout(const struct model *m, const struct engine
         .layer = aligned(4) + aligned(n_groups(&f) * sizeof(struct k_group)) + aligned(pairs * 4),
         .routes = ids_stride(&f, z->max_rows) * m->shape.n_layer,
         .selected = aligned(8ull * m->shape.n_expert),
+        .batch = aligned(4) + aligned(4ull * m->shape.n_expert),
         .guesses = aligned(4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used),
         .logits = aligned(4ull * z->max_logits * m->shape.n_vocab)};
 }
 
 static uint64_t host_bytes(const struct host_layout *l)
 {
-    return l->inputs + l->layer + l->routes + l->selected + l->guesses + l->logits;
+    return l->inputs + l->layer + l->routes + l->selected + l->batch + l->guesses + l->logits;
 }
 
 uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *sizes)
@@ -221,7 +222,8 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
     f->host_order = (const void *)(at + (f->order.offset - f->n_groups.offset));
     f->routes = (uint32_t *)(void *)(at += layout.layer);
     f->host_selected = (uint32_t *)(void *)(at += layout.routes);
-    f->guesses = (uint32_t *)(void *)(at += layout.selected);
+    f->host_batch = at += layout.selected;
+    f->guesses = (uint32_t *)(void *)(at += layout.batch);
     f->logits = (float *)(void *)(at + layout.guesses);
     /* Without it copies take longer; that is all. */
     struct err refused = {.code = ERR_OK};

@@ -75,6 +75,7 @@ struct engine_forward {
     char *host_layer; /* of the layer: n_groups, groups and order, as on the device */
     const struct k_group *host_groups;       /* [n_expert] */
     const uint32_t *host_order;              /* [max_rows * n_used] */
+    char *host_batch;                        /* n_selected and selected, as on the device */
     uint32_t *host_selected;                 /* [2 * n_expert] of a batch, in two parts */
     uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer; while a step runs
                                               * ENGINE_FORWARD_UNSEEN where only the GPU knows */

@@ -15,7 +15,7 @@ enum {
 /* Bytes of the arrays, laid out in one block at `at`; NULL: only counts. */
 static size_t lay_out(struct engine_islands *is, char *at, uint32_t n_expert, uint32_t max_rows)
 {
-    const uint32_t flights = n_expert + BACKGROUND + IDLE_COPIES;
+    const uint32_t flights = n_expert + 2 * TIER_VRAM_TRANSIT + BACKGROUND + IDLE_COPIES;
     const struct {
         void **to;
         size_t bytes;
@@ -68,7 +68,8 @@ enum err_code engine_islands_start(struct engine_islands *is,
                                   .n_layer = shape->n_layer,
                                   .n_expert = shape->n_expert,
                                   .n_used = shape->n_expert_used,
-                                  .islands_bytes = options->islands_bytes};
+                                  .islands_bytes = options->islands_bytes,
+                                  .early_layer = shape->n_layer};
     enum err_code code =
         tier_vram_start(&is->vram,
                         &(struct tier_vram_options){.device = options->device,
@@ -121,34 +122,44 @@ void engine_islands_done(struct engine_islands *is)
 
 /* ---- copies ---- */
 
-/* All copies are done. */
-static void land_all(struct engine_islands *is)
+/* The first copies, up to number `until` of all, are done. */
+static void land(struct engine_islands *is, uint64_t until)
 {
-    for (uint32_t i = 0; i < is->n_flights; i++) {
-        const struct engine_islands_flight *f = &is->flights[i];
+    uint32_t n = 0;
+    for (; n < is->n_flights && is->landed + n < until; n++) {
+        const struct engine_islands_flight *f = &is->flights[n];
         expert_cache_unpin(is->experts->cache, f->layer, f->expert);
         if (f->stays)
             expert_cache_arrived(is->cache, f->layer, f->expert);
+        is->n_background -= f->background;
     }
-    is->n_flights = is->n_background = 0;
+    is->landed += n;
+    is->n_flights -= n;
+    memmove(is->flights, is->flights + n, is->n_flights * sizeof(*is->flights));
 }
 
 void engine_islands_poll(struct engine_islands *is)
 {
-    if (is->n_flights > 0 && tier_vram_settle(&is->vram))
-        land_all(is);
+    if (is->n_flights > 0)
+        land(is, tier_vram_settle(&is->vram) ? is->vram.begun : is->awaited);
+}
+
+static void await_all(struct engine_islands *is)
+{
+    tier_vram_await(&is->vram);
+    is->awaited = is->vram.begun;
 }
 
 static void unpin_all(void *context)
 {
     struct engine_islands *is = context;
     (void)tier_vram_wait(&is->vram); /* an error shows again at the step's end */
-    land_all(is);
+    land(is, is->vram.begun);
 }
 
 /* Begins the copy of an expert that is READY in RAM. */
-static void begin_copy(struct engine_islands *is, uint32_t layer, uint32_t expert, bool stays,
-                       uint64_t place)
+static struct engine_islands_flight *begin_copy(struct engine_islands *is, uint32_t layer,
+                                                uint32_t expert, bool stays, uint64_t place)
 {
     const uint8_t *slices[TIER_VRAM_SLICES];
     if (is->n_flights == is->max_flights)
@@ -156,10 +167,11 @@ static void begin_copy(struct engine_islands *is, uint32_t layer, uint32_t exper
     engine_experts_slices(is->experts, layer, expert, slices);
     expert_cache_pin(is->experts->cache, layer, expert);
     tier_vram_copy(&is->vram, layer, expert, slices, is->pinned, place);
-    is->flights[is->n_flights++] =
-        (struct engine_islands_flight){.layer = layer, .expert = expert, .stays = stays};
     is->counts.copies++;
     is->counts.copied_bytes += is->vram.island_bytes[layer];
+    struct engine_islands_flight *f = &is->flights[is->n_flights++];
+    *f = (struct engine_islands_flight){.layer = layer, .expert = expert, .stays = stays};
+    return f;
 }
 
 /* An island for an absent expert, if its worth is more than what would go for it. */
@@ -182,16 +194,16 @@ void engine_islands_copy(struct engine_islands *is, uint32_t group)
     const uint32_t expert = is->groups[group].expert;
     uint64_t place;
     const bool stays = reserve(is, is->layer, expert, &place);
-    assert(is->n_transit < TIER_VRAM_TRANSIT);
+    assert(is->n_transit < is->vram.n_transit);
     if (!stays)
         place = tier_vram_transit_place(&is->vram, is->half, is->n_transit);
     is->n_transit++;
-    begin_copy(is, is->layer, expert, stays, place);
+    (void)begin_copy(is, is->layer, expert, stays, place);
 }
 
 void engine_islands_await(struct engine_islands *is)
 {
-    tier_vram_await(&is->vram);
+    await_all(is);
 }
 
 void engine_islands_end(struct engine_islands *is)
@@ -205,7 +217,7 @@ void engine_islands_promote(struct engine_islands *is, uint32_t group)
     uint64_t place;
     if (is->n_background >= BACKGROUND || !reserve(is, is->layer, expert, &place))
         return;
-    begin_copy(is, is->layer, expert, true, place);
+    begin_copy(is, is->layer, expert, true, place)->background = true;
     is->n_background++;
     is->counts.promotions++;
 }
@@ -238,12 +250,27 @@ static void take_resident(struct engine_islands *is, const struct engine_experts
         is->row_hits[layer->order[layer->groups[g].first + i] / is->n_used]++;
 }
 
+/* Was the expert copied ahead of its need? */
+static bool take_early(struct engine_islands *is, uint32_t expert, uint32_t g)
+{
+    for (int i = 0; i < 2 && is->early_layer == is->layer; i++) {
+        struct engine_islands_early *y = &is->early[i];
+        for (uint32_t k = 0; k < y->n_experts; k++)
+            if (y->experts[k] == expert) {
+                y->groups[y->n_groups++] = g;
+                is->counts.early++;
+                return true;
+            }
+    }
+    return false;
+}
+
 void engine_islands_layer(struct engine_islands *is, const struct engine_experts_layer *layer)
 {
     engine_islands_poll(is);
     is->layer = layer->index;
     is->groups = layer->groups;
-    is->n_resident = is->n_rest = 0;
+    is->n_resident = is->n_rest = is->early[0].n_groups = is->early[1].n_groups = 0;
     bool under_way = false;
     if (is->cache != NULL)
         expert_cache_layer(is->cache, layer->index, is->experts->n_rows);
@@ -253,13 +280,13 @@ void engine_islands_layer(struct engine_islands *is, const struct engine_experts
         if (is->cache != NULL)
             state = expert_cache_need(is->cache, layer->index, group->expert, group->count);
         under_way |= state == EXPERT_CACHE_LOADING;
-        if (state == EXPERT_CACHE_ABSENT)
-            is->rest[is->n_rest++] = g;
-        else
+        if (state != EXPERT_CACHE_ABSENT)
             take_resident(is, layer, g);
+        else if (!take_early(is, group->expert, g))
+            is->rest[is->n_rest++] = g;
     }
     if (under_way)
-        tier_vram_await(&is->vram);
+        await_all(is);
 }
 
 void engine_islands_leave(struct engine_islands *is)
@@ -267,6 +294,50 @@ void engine_islands_leave(struct engine_islands *is)
     for (uint32_t i = 0; i < is->n_resident; i++)
         expert_cache_unpin(is->cache, is->layer, is->groups[is->resident[i]].expert);
     is->n_resident = is->n_rest = 0;
+    is->early_layer = is->n_layer;
+}
+
+void engine_islands_await_early(struct engine_islands *is, unsigned i)
+{
+    tier_vram_transit_await(&is->vram, is->early[i].half);
+    if (is->awaited < is->early[i].begun)
+        is->awaited = is->early[i].begun;
+}
+
+void engine_islands_end_early(struct engine_islands *is, unsigned i)
+{
+    tier_vram_transit_used(&is->vram, is->early[i].half);
+}
+
+/* Fills a half of the transit area with experts of the layer, from *next on. */
+static void copy_early(struct engine_islands *is, struct engine_islands_early *y, uint32_t layer,
+                       uint32_t *next)
+{
+    tier_vram_transit_begin(&is->vram, y->half);
+    for (; *next < is->n_expert && y->n_experts < is->vram.n_transit; ++*next) {
+        const bool above =
+            is->cache != NULL && expert_cache_state(is->cache, layer, *next) != EXPERT_CACHE_ABSENT;
+        if (above || expert_cache_state(is->experts->cache, layer, *next) != EXPERT_CACHE_READY)
+            continue;
+        (void)begin_copy(is, layer, *next, false,
+                         tier_vram_transit_place(&is->vram, y->half, y->n_experts));
+        y->experts[y->n_experts++] = *next;
+    }
+    tier_vram_transit_ready(&is->vram, y->half);
+    y->begun = is->vram.begun;
+}
+
+/* The half that is in use is the second to become free. */
+void engine_islands_ahead(struct engine_islands *is)
+{
+    uint32_t next = 0;
+    if (is->layer + 1 == is->n_layer)
+        return;
+    is->early_layer = is->layer + 1;
+    for (unsigned i = 0; i < 2; i++) {
+        is->early[i] = (struct engine_islands_early){.half = is->half ^ 1 ^ i};
+        copy_early(is, &is->early[i], is->early_layer, &next);
+    }
 }
 
 /* ---- outside of steps ---- */
@@ -313,12 +384,12 @@ static bool fill_some(struct engine_islands *is, enum err_code *ret_code)
         if (expert_cache_state(x->cache, t.layers[i], t.experts[i]) != EXPERT_CACHE_READY)
             continue; /* its read failed */
         if (reserve(is, t.layers[i], t.experts[i], &place))
-            begin_copy(is, t.layers[i], t.experts[i], true, place);
+            (void)begin_copy(is, t.layers[i], t.experts[i], true, place);
         if (t.fetched[i])
             expert_cache_unpin(x->cache, t.layers[i], t.experts[i]);
     }
     *ret_code = tier_vram_wait(&is->vram);
-    land_all(is);
+    land(is, is->vram.begun);
     return *ret_code == ERR_OK && is->next < x->n_experts;
 }
 

@@ -4,7 +4,7 @@
  * The engine thread's.
  *
  * One layer whose experts are not all in islands:
- *   engine_islands_layer(is, &layer)       is->resident and is->rest
+ *   engine_islands_layer(is, &layer)       is->resident, is->early and is->rest
  *   for each group of the rest that engine_experts gives out, one of
  *     engine_islands_begin, engine_islands_copy ..., engine_islands_end    copied and computed now
  *     engine_islands_promote                      computed by the CPU; kept for later if it pays
@@ -25,7 +25,8 @@ struct engine_islands_options {
 
 struct engine_islands_counts {
     uint64_t copies, copied_bytes; /* experts that went over the link */
-    uint64_t promotions;           /* of these: in the background */
+    uint64_t promotions;           /* of these: in the background, */
+    uint64_t early;                /* and before their layer chose them, which it then did */
 };
 
 struct engine_islands {
@@ -44,14 +45,27 @@ struct engine_islands {
     bool await;               /* some of the resident ones are still under way */
     uint32_t *row_hits;       /* [max_rows] of the step: uses of experts in islands */
     unsigned half, n_transit; /* of the transit area: the half in use, experts in it */
+    /* Experts that were copied before their layer chose them, in both halves in this order; then
+     * those of its groups that they are of. */
+    struct engine_islands_early {
+        unsigned half;
+        uint64_t begun; /* copies when the last of them was */
+        uint32_t n_experts, experts[TIER_VRAM_TRANSIT];
+        uint32_t n_groups, groups[TIER_VRAM_TRANSIT];
+    } early[2];
+    uint32_t early_layer; /* of these experts; n_layer: there are none */
 
-    /* copies under way: what they read in RAM is pinned, where they go is LOADING */
+    /* Copies under way, in order: what they read in RAM is pinned, where they go is LOADING. The
+     * first one is number `landed` + 1 of all. */
     struct engine_islands_flight {
         uint32_t layer, expert;
-        bool stays; /* goes to an island */
+        bool stays;      /* goes to an island */
+        bool background; /* nobody waits for it */
     } * flights;
     uint32_t n_flights, n_background, max_flights;
-    uint32_t next; /* expert that an idle engine looks at */
+    uint64_t landed;
+    uint64_t awaited; /* so many of all were there before what was computed last */
+    uint32_t next;    /* expert that an idle engine looks at */
 };
 
 /* Bytes of the host that engine_islands_start takes. */
@@ -68,11 +82,17 @@ void engine_islands_step(struct engine_islands *is, uint32_t n_rows);
 bool engine_islands_full(const struct engine_islands *is, uint32_t layer);
 /* All of a full layer's uses are hits. */
 void engine_islands_hit(struct engine_islands *is, uint32_t n_rows);
-/* What is computed on the device after this may use the resident ones. */
+/* What is computed on the device after this may use the resident ones; and those of is->early[i] if
+ * it lies between engine_islands_await_early and engine_islands_end_early. */
 void engine_islands_layer(struct engine_islands *is, const struct engine_experts_layer *layer);
+void engine_islands_await_early(struct engine_islands *is, unsigned i);
+void engine_islands_end_early(struct engine_islands *is, unsigned i);
 void engine_islands_leave(struct engine_islands *is);
+/* Begins to copy experts of the next layer, which will choose nearly all of its own: the link does
+ * not rest until then. */
+void engine_islands_ahead(struct engine_islands *is);
 
-/* Copies of the next TIER_VRAM_TRANSIT groups at most, then what computes them. */
+/* Copies of the next is->vram.n_transit groups at most, then what computes them. */
 void engine_islands_begin(struct engine_islands *is);
 void engine_islands_copy(struct engine_islands *is, uint32_t group);
 void engine_islands_await(struct engine_islands *is); /* after the copies, before computing */
@@ -80,7 +100,7 @@ void engine_islands_end(struct engine_islands *is);   /* what computes was given
 /* Copies a group's expert in the background if it is worth an island and the link has room. */
 void engine_islands_promote(struct engine_islands *is, uint32_t group);
 
-/* Takes notice of copies that are done; never waits. */
+/* Takes notice of copies that are done; never waits. The stream that computes was waited for. */
 void engine_islands_poll(struct engine_islands *is);
 /* While the engine has nothing to do: fills islands. False: there is nothing left to do. ERR_DEVICE
  * goes to *ret_code. */

@@ -124,10 +124,12 @@ static enum err_code guess_next(struct engine_forward *f, uint32_t layer)
 static enum err_code compute_some(struct engine_forward *f, const struct k_experts *where,
                                   const uint32_t *selected, uint32_t n)
 {
+    const uint64_t gap = f->selected.offset - f->n_selected.offset;
     if (n == 0)
         return ERR_OK;
-    f->ops->upload(f->stream, f->n_selected, &n, sizeof(n));
-    f->ops->upload(f->stream, f->selected, selected, n * sizeof(n));
+    memcpy(f->host_batch, &n, sizeof(n));
+    memcpy(f->host_batch + gap, selected, n * sizeof(n));
+    f->ops->upload(f->stream, f->n_selected, f->host_batch, gap + n * sizeof(n));
     return compute(f, where, f->n_selected, f->selected);
 }
 
@@ -190,7 +192,7 @@ static enum err_code compute_copied(struct engine_forward *f, uint32_t layer,
 {
     enum err_code code = ERR_OK;
     for (uint32_t i = 0, some; i < n && code == ERR_OK; i += some) {
-        some = n - i < TIER_VRAM_TRANSIT ? n - i : TIER_VRAM_TRANSIT;
+        some = n - i < f->islands->vram.n_transit ? n - i : f->islands->vram.n_transit;
         engine_islands_begin(f->islands);
         for (uint32_t k = 0; k < some; k++)
             engine_islands_copy(f->islands, selected[i + k]);
@@ -239,6 +241,21 @@ static enum err_code compute_on_cpu(struct engine_forward *f,
     return ERR_OK;
 }
 
+/* Those that were copied before the layer chose them. */
+static enum err_code compute_early(struct engine_forward *f, uint32_t layer)
+{
+    struct engine_islands *is = f->islands;
+    enum err_code code = ERR_OK;
+    for (unsigned i = 0; i < 2 && code == ERR_OK; i++) {
+        if (is->early[i].n_groups == 0)
+            continue;
+        engine_islands_await_early(is, i);
+        code = compute_some(f, &is->vram.layers[layer], is->early[i].groups, is->early[i].n_groups);
+        engine_islands_end_early(is, i);
+    }
+    return code;
+}
+
 /* Resident experts on the GPU, the others where it is faster, both at the same time. */
 static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
 {
@@ -249,19 +266,28 @@ static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
         return code;
     engine_islands_layer(is, &groups);
     code = compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
+    if (code == ERR_OK)
+        code = compute_early(f, layer);
     groups.wanted = is->rest;
     groups.n_wanted = is->n_rest;
     engine_experts_layer(f->experts, &groups);
-    uint32_t n_resident = is->n_resident;
+    uint32_t n_resident = is->n_resident + is->early[0].n_groups + is->early[1].n_groups;
+    uint32_t n_copied = 0;
     for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;) {
         const uint32_t copied = split(f, &groups, f->experts->selected, n, n_resident);
         n_resident = 0; /* they are done by the next batch */
+        n_copied += copied;
         if (code == ERR_OK)
             code = compute_copied(f, layer, f->host_selected, copied);
         if (code == ERR_OK)
             code = compute_on_cpu(f, &groups, f->host_selected + copied, n - copied);
     }
+    const bool all_chosen = groups.n_groups * 10ull >= f->model->shape.n_expert * 9ull;
+    const bool all_copied = n_copied * 10ull >= is->n_rest * 8ull;
+    const bool any = n_copied > 0 || is->early[0].n_groups > 0;
     engine_islands_leave(is);
+    if (code == ERR_OK && all_chosen && all_copied && any)
+        engine_islands_ahead(is);
     return code;
 }
 

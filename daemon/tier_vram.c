@@ -6,7 +6,8 @@
 #include "expert_cache.h"
 
 enum {
-    ALIGN = 256, /* of whatever the device arranges */
+    TRANSIT_BYTES = 32 << 20, /* of each half of the transit area, unless an expert is larger */
+    ALIGN = 256,              /* of whatever the device arranges */
     SLOT_BYTES = TIER_VRAM_SLICES * sizeof(uint64_t)
 };
 
@@ -44,10 +45,16 @@ static uint64_t table_bytes(const struct model *m)
     return aligned((uint64_t)m->shape.n_expert * SLOT_BYTES, ALIGN);
 }
 
+static unsigned transit_of(const struct model *m)
+{
+    const uint64_t n = TRANSIT_BYTES / largest(m);
+    return n < 1 ? 1 : n < TIER_VRAM_TRANSIT ? (unsigned)n : TIER_VRAM_TRANSIT;
+}
+
 uint64_t tier_vram_fixed_bytes(const struct model *m)
 {
     /* both halves of the transit area and the staging, then the tables */
-    return (2 * TIER_VRAM_TRANSIT + 1) * largest(m) + m->shape.n_layer * table_bytes(m);
+    return (2 * transit_of(m) + 1) * largest(m) + m->shape.n_layer * table_bytes(m);
 }
 
 uint64_t tier_vram_least(const struct model *m)
@@ -87,7 +94,8 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
                             .islands_bytes = islands,
                             .transit = islands,
                             .transit_bytes = largest(m),
-                            .staging = islands + 2 * TIER_VRAM_TRANSIT * largest(m)};
+                            .n_transit = transit_of(m),
+                            .staging = islands + 2 * transit_of(m) * largest(m)};
     v->layers = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->layers));
     v->island_bytes = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->island_bytes));
     enum err_code code = ERR_OK;
@@ -99,8 +107,11 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
         code = ops->stream_new(options->device, &v->copies, e);
     if (code == ERR_OK)
         code = ops->event_new(options->device, &v->copied, e);
-    for (int i = 0; i < 2 && code == ERR_OK; i++)
+    for (int i = 0; i < 2 && code == ERR_OK; i++) {
         code = ops->event_new(options->device, &v->used[i], e);
+        if (code == ERR_OK)
+            code = ops->event_new(options->device, &v->ready[i], e);
+    }
     if (code == ERR_OK)
         place_tables(v, v->staging + v->transit_bytes);
     else
@@ -112,9 +123,12 @@ void tier_vram_done(struct tier_vram *v)
 {
     if (v->copies != NULL)
         v->ops->stream_free(v->copies);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         if (v->used[i] != NULL)
             v->ops->event_free(v->used[i]);
+        if (v->ready[i] != NULL)
+            v->ops->event_free(v->ready[i]);
+    }
     if (v->copied != NULL)
         v->ops->event_free(v->copied);
     if (v->memory != NULL)
@@ -187,12 +201,22 @@ enum err_code tier_vram_wait(struct tier_vram *v)
 
 uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsigned i)
 {
-    return v->transit + (half * TIER_VRAM_TRANSIT + i) * v->transit_bytes;
+    return v->transit + (half * v->n_transit + i) * v->transit_bytes;
 }
 
 void tier_vram_transit_begin(struct tier_vram *v, unsigned half)
 {
     v->ops->event_after(v->used[half], v->copies);
+}
+
+void tier_vram_transit_ready(struct tier_vram *v, unsigned half)
+{
+    v->ops->event_record(v->ready[half], v->copies);
+}
+
+void tier_vram_transit_await(struct tier_vram *v, unsigned half)
+{
+    v->ops->event_after(v->ready[half], v->stream);
 }
 
 void tier_vram_transit_used(struct tier_vram *v, unsigned half)

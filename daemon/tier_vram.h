@@ -11,7 +11,7 @@
 #include "model.h"
 
 enum {
-    TIER_VRAM_TRANSIT = 4, /* experts of each half of the transit area */
+    TIER_VRAM_TRANSIT = 8, /* experts of each half of the transit area at most */
     TIER_VRAM_SLICES = TIER_SSD_PARTS
 };
 
@@ -26,12 +26,14 @@ struct tier_vram {
     const struct k_ops *ops;
     const struct model *model;
     struct k_stream *stream, *copies;
-    struct k_buffer *memory; /* islands, transit, staging, tables */
-    uint64_t islands_bytes, transit, transit_bytes, staging;
+    struct k_buffer *memory;                                 /* islands, transit, staging, tables */
+    uint64_t islands_bytes, transit, transit_bytes, staging; /* transit_bytes: of an expert there */
+    unsigned n_transit; /* experts of each half of the transit area, which is a few MiB if it can */
     uint64_t *island_bytes;   /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
     struct k_experts *layers; /* [n_layer] where the GPU finds its experts */
     struct k_event *copied;   /* after the last copy begun */
-    struct k_event *used[2];  /* after the last use of a half of the transit area */
+    struct k_event *ready[2]; /* after the last copy to a half of the transit area, */
+    struct k_event *used[2];  /* and after its last use */
     uint64_t begun, done;     /* copies */
 };
 
@@ -62,6 +64,9 @@ enum err_code tier_vram_wait(struct tier_vram *v);
 uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsigned i);
 /* The next copies overwrite the half: they wait for what used it. */
 void tier_vram_transit_begin(struct tier_vram *v, unsigned half);
+/* All that the half holds was copied, and what is computed from now on may use it. */
+void tier_vram_transit_ready(struct tier_vram *v, unsigned half);
+void tier_vram_transit_await(struct tier_vram *v, unsigned half);
 /* All that uses the half was given to the stream that computes. */
 void tier_vram_transit_used(struct tier_vram *v, unsigned half);
 
