@@ -250,8 +250,11 @@ check: deps ## everything below: units, kernels, model, end to end, fuzz corpora
 
 check-unit: $(UNITS) ## cmocka units
 	@tests/check/run_tests.sh $(LIMIT_UNIT) $(UNITS)
-check-kernels: $(B)/tests/bits ## bits of every kernel against the scalar oracle
+check-kernels: $(B)/tests/bits $(FAKES) ## bits of every kernel against the scalar oracle
 	@$(B)/tests/bits --quick
+	@$(B)/tests/bits --backend cuda --cases 4 --file $(B)/tests/fake-cuda.so
+	@! ISLET_FAKE_CUDA_WRONG=1 $(B)/tests/bits --backend cuda --only norm --cases 2 --file $(B)/tests/fake-cuda.so >$(O)/wrong.log || \
+	    { echo "FAIL: bits does not see a wrong norm of a GPU"; exit 1; }
 	@$(B)/tests/bits --backend cuda --quick
 check-cuda: $(CUDA_SO) $(B)/tests/bits ## bits of every CUDA kernel against the scalar oracle, on a GPU
 	@$(B)/tests/bits --backend cuda $(if $(CASES),--cases $(CASES),--quick)

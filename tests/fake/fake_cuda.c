@@ -2,7 +2,9 @@
  * cannot be seen by the CPU (buffer_host gives NULL), chunks without memory cannot be touched, its
  * calls are counted and fail when a test asks for it, and recorded operations run when they are
  * replayed. Operations run at once; weights keep the file's order.
- *   ISLET_FAKE_CUDA_MIB   memory of the device, 4096 without it */
+ *   ISLET_FAKE_CUDA_MIB     memory of the device, 4096 without it
+ *   ISLET_FAKE_CUDA_WRONG   any value: the first float of a norm has a bit too many, which whoever
+ *                           compares must see */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,7 @@ struct fake {
     struct err first;
     int lost; /* the error that ended the device, 0: none */
     uint64_t total, used;
+    bool wrong;
 };
 
 struct fake_buffer {
@@ -101,7 +104,7 @@ static int call_made(struct fake *f, const char *what)
     return f->fault.error;
 }
 
-static void run(const struct call *c)
+static void run(const struct fake *f, const struct call *c)
 {
     switch (c->kind) {
 #define RUN(op)                                           \
@@ -115,6 +118,8 @@ static void run(const struct call *c)
         memmove(c->args.copying.to, c->args.copying.from, c->args.copying.n);
         break;
     }
+    if (f->wrong && c->kind == CALL_norm)
+        *(uint32_t *)k_host_at(c->args.norm.y) ^= 1;
 }
 
 /* Runs or records a call, unless the stream has failed. */
@@ -126,7 +131,7 @@ static void step(struct k_stream *stream, const struct call *c, const char *what
     if (s->error != 0)
         return;
     if (!s->recording)
-        run(c);
+        run(fake_of(stream->device), c);
     else if (s->n < MAX_CALLS)
         s->call[s->n++] = *c;
     else
@@ -450,7 +455,7 @@ static enum err_code replay(struct k_graph *g, struct k_stream *stream)
     if (s->error != 0)
         return ERR_DEVICE;
     for (uint32_t i = 0; i < g->n; i++)
-        run(&g->call[i]);
+        run(g->fake, &g->call[i]);
     return ERR_OK;
 }
 
@@ -540,6 +545,7 @@ static enum err_code open_device(const struct k_cuda_options *o, const struct k_
         return err_set(e, ERR_NOMEM, "no memory for the compute device");
     const char *mib = getenv("ISLET_FAKE_CUDA_MIB");
     f->total = (mib == NULL ? 4096 : strtoull(mib, NULL, 10)) << 20;
+    f->wrong = getenv("ISLET_FAKE_CUDA_WRONG") != NULL;
     f->heap = heap;
     f->fault = o->fault;
     f->device.threads = 1;
