@@ -69,6 +69,12 @@ static void penalise_counts(struct sample *s, const struct proto_run *run, const
     }
 }
 
+static bool adjusts(const struct proto_run *run)
+{
+    return run->n_bias > 0 || (run->repeat != 1.0f && run->repeat_last_n != 0) ||
+           run->presence != 0.0f || run->frequency != 0.0f;
+}
+
 static void adjust(struct sample *s, const float *logits, const struct proto_run *run,
                    const uint32_t *tokens, uint32_t n)
 {
@@ -209,25 +215,56 @@ static uint32_t draw(struct sample *s, const struct proto_run *run, uint32_t bes
     return best; /* only where the best logit is +inf: all weights are 0 */
 }
 
+typedef float lanes __attribute__((vector_size(16)));
+typedef int32_t masks __attribute__((vector_size(16)));
+
+static lanes higher(lanes a, lanes b)
+{
+    const masks which = a > b;
+    return (lanes)((which & (masks)a) | (~which & (masks)b));
+}
+
+/* The first of the highest; what is not a number is passed over. A vocabulary is long, so: their
+ * value by lanes, then the place. */
 static uint32_t best_of(const float *x, uint32_t n)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (x[i] > x[best])
-            best = i;
-    return best;
+    enum {
+        LANES = sizeof(lanes) / sizeof(float)
+    };
+    lanes m[2] = {{x[0], x[0], x[0], x[0]}, {x[0], x[0], x[0], x[0]}}, v[2];
+    float best = x[0];
+    uint32_t i = 0;
+    for (; n - i >= 2 * LANES; i += 2 * LANES) {
+        memcpy(v, x + i, sizeof(v));
+        m[0] = higher(v[0], m[0]);
+        m[1] = higher(v[1], m[1]);
+    }
+    for (; i < n; i++)
+        best = x[i] > best ? x[i] : best;
+    m[0] = higher(m[0], m[1]);
+    for (i = 0; i < LANES; i++)
+        best = m[0][i] > best ? m[0][i] : best;
+    for (i = 0; i < n; i++)
+        if (x[i] == best)
+            return i;
+    return 0;
 }
 
 enum err_code sample_pick(struct sample *s, const float *logits, const struct proto_run *run,
                           const uint32_t *tokens, uint32_t n, uint32_t index, uint32_t *ret,
                           struct err *e)
 {
+    const bool greedy = run->temperature < FLT_MIN;
+    if (greedy && !adjusts(run)) { /* most of the time: the logits need not be copied */
+        *ret = best_of(logits, s->n_vocab);
+        return ERR_OK;
+    }
     adjust(s, logits, run, tokens, n);
     const uint32_t best = best_of(s->x, s->n_vocab);
     if (s->x[best] == -INFINITY)
         return err_set(e, ERR_ARGUMENT,
                        "bias: every token is forbidden (-inf) at place %u of the answer", index);
-    *ret = run->temperature >= FLT_MIN ? draw(s, run, best, index) : best;
+    *ret = greedy ? best : draw(s, run, best, index);
     return ERR_OK;
 }
 
