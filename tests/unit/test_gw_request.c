@@ -92,6 +92,35 @@ static void test_gw_request_run_continues_where_it_stopped(void **state)
     gw_request_drop(q);
 }
 
+/* What a client may ask for and a frame cannot carry. */
+static void test_gw_request_extremes_become_what_the_worker_takes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fields;
+        uint32_t max_new;
+    } rows[] = {{"\"max_tokens\":9223372036854775807", PROTO_MAX_NEW_ALL},
+                {"\"max_tokens\":4294967295", PROTO_MAX_NEW_ALL},
+                {"\"max_tokens\":4294967294", 4294967294u},
+                {"\"n_predict\":0", 0}};
+    struct buf scratch = BUF_INIT(1 << 20);
+    struct proto_run run;
+    struct gw_request *q;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        q = request(rows[i].fields);
+        assert_true(gw_request_run(&q->choices[0], &scratch, &run));
+        assert_true(run.max_new == rows[i].max_new);
+        gw_request_drop(q);
+    }
+    q = request("\"top_k\":1099511627776,\"repeat_penalty\":5e-324,\"top_p\":5e-324");
+    assert_true(gw_request_run(&q->choices[0], &scratch, &run));
+    assert_int_equal(run.top_k, INT32_MAX);
+    assert_true(run.repeat > 0);
+    assert_true(run.top_p >= 0);
+    gw_request_drop(q);
+    buf_done(&scratch);
+}
+
 static void test_gw_request_ignore_eos_forbids_the_end_tokens(void **state)
 {
     (void)state;
@@ -216,6 +245,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gw_request_run_continues_where_it_stopped),
+        cmocka_unit_test(test_gw_request_extremes_become_what_the_worker_takes),
         cmocka_unit_test(test_gw_request_ignore_eos_forbids_the_end_tokens),
         cmocka_unit_test(test_gw_request_tokens_seen_twice_count_once_and_gaps_are_refused),
         cmocka_unit_test(test_gw_request_text_does_not_depend_on_the_frames),
