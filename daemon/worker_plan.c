@@ -108,10 +108,44 @@ static enum err_code measure(struct worker_plan *p, const struct engine_config *
                                              c->ssd_depth, MEASURE_NS, c->ticks, &p->ssd, e);
 }
 
+/* ---- the GPU ---- */
+
+/* Opens the GPU that a start would use, and makes sure that the model's plan has room on it. None is
+ * no error unless the settings ask for one. */
+static enum err_code open_gpu(struct worker_plan *p, const struct engine_config *c,
+                              struct k_device *cpu, struct k_device **ret, struct err *e)
+{
+    struct err why = {.code = ERR_OK};
+    struct k_device *gpu = NULL;
+    struct engine_plan plan;
+    uint64_t total;
+    if (c->gpu == ENGINE_GPU_OFF)
+        return ERR_OK;
+    enum err_code code = c->open_gpu(c->open_gpu_context, &gpu, &why);
+    if (code == ERR_OK) {
+        k_ops(gpu)->memory(gpu, &p->vram_free, &total);
+        const struct engine_plan_machine machine = {
+            .cpu = cpu, .gpu = gpu, .vram_free = p->vram_free};
+        /* What RAM lacks is no reason against the GPU. */
+        code = engine_plan_least(c, &machine, p->model, 1, &plan, &why);
+    }
+    if (code == ERR_OK) {
+        p->gpu = k_ops(gpu)->describe(gpu);
+        *ret = gpu;
+        return ERR_OK;
+    }
+    k_close(gpu);
+    if (c->gpu == ENGINE_GPU_ON)
+        return err_set(e, why.code, "%s", why.text);
+    if (code != ERR_UNSUPPORTED)
+        p->gpu_refusal = why;
+    return ERR_OK;
+}
+
 /* ---- all of it ---- */
 
 static enum err_code make_plan(struct worker_plan *p, const struct engine_config *config,
-                               struct k_device *device, struct err *e)
+                               struct k_device *device, const struct k_device *gpu, struct err *e)
 {
     const struct model *m = p->model;
     p->level = k_ops(device)->name;
@@ -124,7 +158,8 @@ static enum err_code make_plan(struct worker_plan *p, const struct engine_config
     if (code != ERR_OK)
         return code;
     p->set.name = "set";
-    const struct engine_plan_machine machine = {.cpu = device, .available = p->available};
+    const struct engine_plan_machine machine = {
+        .cpu = device, .gpu = gpu, .available = p->available, .vram_free = p->vram_free};
     if (engine_plan_make(config, &machine, m, &p->set.plan, &p->refusal) == ERR_OK)
         fill_row(p, &p->set);
     fill_rows(p, config, &machine);
@@ -135,7 +170,7 @@ int worker_plan_run(const struct settings *s, bool json)
 {
     const struct engine_config config = worker_config_engine(s);
     struct worker_plan plan = {.n_rows = 0};
-    struct k_device *device = NULL;
+    struct k_device *device = NULL, *gpu = NULL;
     struct model *model = NULL;
     struct err e = {.code = ERR_OK};
     enum err_code code = k_open((enum k_level)config.cpu_level, config.threads, &device, &e);
@@ -144,7 +179,9 @@ int worker_plan_run(const struct settings *s, bool json)
                           &model, &e);
     plan.model = model;
     if (code == ERR_OK)
-        code = make_plan(&plan, &config, device, &e);
+        code = open_gpu(&plan, &config, device, &gpu, &e);
+    if (code == ERR_OK)
+        code = make_plan(&plan, &config, device, gpu, &e);
     if (code == ERR_OK && json)
         worker_plan_text_json(&plan, stdout);
     else if (code == ERR_OK)
@@ -156,6 +193,7 @@ int worker_plan_run(const struct settings *s, bool json)
     if (e.code != ERR_OK)
         fprintf(stderr, "isletd: %s\n", e.text);
     model_close(model);
+    k_close(gpu);
     k_close(device);
     return e.code == ERR_OK ? 0 : WORKER_EXIT_CONFIG;
 }

@@ -61,10 +61,39 @@ static void put_needs(const struct worker_plan *p, FILE *out)
     fprintf(out,
             "needs     dense weights %s, work %s, experts %s; one token uses %s of experts\n"
             "kv        %s a position: %s for a context of %u, %s for all sequences\n",
-            units_bytes(plan->needs.weights).s, units_bytes(plan->needs.work).s,
-            units_bytes(plan->needs.experts).s, units_bytes(p->token_bytes).s,
+            units_bytes(p->model->weights_bytes).s,
+            units_bytes(plan->needs.work + plan->vram_needs.work).s,
+            units_bytes(p->model->experts_bytes).s, units_bytes(p->token_bytes).s,
             units_bytes(position).s, units_bytes(position * plan->n_ctx).s, plan->n_ctx,
-            units_bytes(plan->needs.kv).s);
+            units_bytes(plan->needs.kv + plan->vram_needs.kv).s);
+}
+
+/* Experts that have islands in VRAM. */
+static uint32_t islands_of(const struct worker_plan *p)
+{
+    const struct engine_plan *plan = &p->set.plan;
+    const uint32_t n = p->model->shape.n_layer * p->model->shape.n_expert;
+    const double share = (double)plan->vram.islands / (double)plan->vram_needs.experts;
+    return plan->vram.all_resident ? n : (uint32_t)(share * n);
+}
+
+static void put_gpu(const struct worker_plan *p, FILE *out)
+{
+    const struct engine_plan *plan = &p->set.plan;
+    const uint32_t n = p->model->shape.n_layer * p->model->shape.n_expert;
+    if (p->gpu_refusal.code != ERR_OK)
+        fprintf(out, "gpu       not used: %s\n", p->gpu_refusal.text);
+    if (p->gpu == NULL)
+        return;
+    fprintf(out,
+            "gpu       %s, %s free\n"
+            "vram      %s (%s), %s of it used: dense weights %s, KV pages %s, work %s, islands "
+            "for %u of %u experts %s\n",
+            p->gpu, units_bytes(p->vram_free).s, units_bytes(plan->vram_needs.budget).s,
+            plan->vram_needs.automatic ? "auto: what is free less a margin" : "memory.vram_budget",
+            units_bytes(plan->vram.total).s, units_bytes(plan->vram_needs.weights).s,
+            units_bytes(plan->vram_needs.kv).s, units_bytes(plan->vram_needs.work).s, islands_of(p),
+            n, units_bytes(plan->vram.islands).s);
 }
 
 static void put_machine(const struct worker_plan *p, FILE *out)
@@ -102,6 +131,10 @@ static void put_budget(const struct worker_plan *p, FILE *out)
 static void put_expectation(const struct worker_plan *p, FILE *out)
 {
     const struct worker_plan_row *r = &p->set;
+    if (p->gpu != NULL) {
+        fputs("expect    more than the CPU alone gives, which is below\n", out);
+        return;
+    }
     if (r->plan.budget.all_resident)
         fprintf(out, "expect    decode up to %s tok/s (bytes a token / RAM rate)",
                 speed(r->uniform).s);
@@ -151,6 +184,7 @@ void worker_plan_text_table(const struct worker_plan *p, FILE *out)
     put_model(p, out);
     put_needs(p, out);
     put_machine(p, out);
+    put_gpu(p, out);
     if (p->refusal.code == ERR_OK) {
         put_budget(p, out);
         put_expectation(p, out);
@@ -202,7 +236,7 @@ static void put_json_model(const struct worker_plan *p, FILE *out)
     fprintf(out,
             "\"needs\":{\"weights_bytes\":%llu,\"kv_position_bytes\":%llu,\"experts_bytes\":%llu,"
             "\"token_experts_bytes\":%llu,\"process_bytes\":%llu},",
-            U(plan->needs.weights), U(plan->page_bytes / K_PAGE), U(plan->needs.experts),
+            U(p->model->weights_bytes), U(plan->page_bytes / K_PAGE), U(p->model->experts_bytes),
             U(p->token_bytes), U(ENGINE_BUDGET_PROCESS));
 }
 
@@ -223,6 +257,25 @@ static void put_json_machine(const struct worker_plan *p, FILE *out)
     fputs("\"},", out);
 }
 
+static void put_json_gpu(const struct worker_plan *p, FILE *out)
+{
+    const struct engine_plan *plan = &p->set.plan;
+    if (p->gpu == NULL) {
+        fputs(",\"gpu\":null", out);
+        return;
+    }
+    fputs(",\"gpu\":{\"name\":\"", out);
+    put_name(out, p->gpu, true);
+    fprintf(out,
+            "\",\"free_bytes\":%llu,\"vram_budget_bytes\":%llu,\"automatic\":%s,"
+            "\"used_bytes\":%llu,\"weights_bytes\":%llu,\"kv_bytes\":%llu,\"work_bytes\":%llu,"
+            "\"islands_bytes\":%llu,\"islands\":%u,\"all_resident\":%s}",
+            U(p->vram_free), U(plan->vram_needs.budget),
+            plan->vram_needs.automatic ? "true" : "false", U(plan->vram.total),
+            U(plan->vram_needs.weights), U(plan->vram_needs.kv), U(plan->vram_needs.work),
+            U(plan->vram.islands), islands_of(p), plan->vram.all_resident ? "true" : "false");
+}
+
 void worker_plan_text_json(const struct worker_plan *p, FILE *out)
 {
     put_json_model(p, out);
@@ -232,6 +285,7 @@ void worker_plan_text_json(const struct worker_plan *p, FILE *out)
         put_json_row(&p->set, out);
     else
         fputs("null", out);
+    put_json_gpu(p, out);
     fputs(",\"error\":", out);
     if (p->refusal.code == ERR_OK) {
         fputs("null", out);
