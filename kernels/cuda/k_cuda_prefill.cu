@@ -4,7 +4,8 @@
 #include "k_cuda_prefill_block.cuh"
 #include "k_cuda_prefill_groups.cuh"
 
-namespace {
+namespace
+{
 
 struct part {
     const uint8_t *weights; /* arranged; unused with experts */
@@ -17,7 +18,7 @@ struct product {
     uint32_t n_parts;
     const uint8_t *act;
     uint32_t n_in;
-    uint32_t shift; /* rows a block: 1 << shift */
+    uint32_t shift;                 /* rows a block: 1 << shift */
     const uint32_t *n_rows;         /* dense; NULL with experts */
     struct k_prefill_groups groups; /* experts: rows are pairs */
 };
@@ -59,9 +60,10 @@ __device__ __forceinline__ void compute(struct k_prefill_shared<F> &shared,
 }
 
 template <enum k_format F>
-__global__ void __launch_bounds__(K_PREFILL_THREADS, 2) multiply(const struct product p)
+__global__ void __launch_bounds__(K_PREFILL_THREADS, k_prefill_blocks_beside(F))
+    multiply(const struct product p)
 {
-    extern __shared__ __align__(128) uint8_t k_prefill_memory[];
+    extern __shared__ __align__(1024) uint8_t k_prefill_memory[];
     struct k_prefill_shared<F> &shared = *(struct k_prefill_shared<F> *)(void *)k_prefill_memory;
     struct k_prefill_piece piece;
     if (!find_rows(p, piece))
@@ -77,14 +79,14 @@ __global__ void __launch_bounds__(K_PREFILL_THREADS, 2) multiply(const struct pr
         which++;
     const struct part &part = p.parts[which];
     const uint32_t last = part.n_out / K_CUDA_TILE_OUTPUTS - 1;
-    const uint32_t stripe = ((blockIdx.x - part.first) * K_PREFILL_WARPS + threadIdx.x / 32) *
-                            K_PREFILL_TILES;
+    const uint32_t stripe =
+        ((blockIdx.x - part.first) * K_PREFILL_WARPS + threadIdx.x / 32) * K_PREFILL_TILES;
     const uint8_t *weights =
         p.n_rows == NULL ? p.groups.arena + p.groups.slots[3 * piece.expert + 2] : part.weights;
     struct k_prefill_job job;
     for (uint32_t m = 0; m < K_PREFILL_TILES; m++)
-        job.tiles[m] = weights + k_cuda_tile_offset(F, p.n_in,
-                                                    stripe + m < last ? stripe + m : last, 0);
+        job.tiles[m] =
+            weights + k_cuda_tile_offset(F, p.n_in, stripe + m < last ? stripe + m : last, 0);
     job.act = p.act;
     job.n_in = p.n_in;
     job.n_rows = piece.count;
@@ -127,8 +129,8 @@ void launch_format(enum k_format format, const struct product &p, uint32_t colum
 uint32_t dense_shift(const struct k_stream *s, uint32_t columns, uint32_t max_rows)
 {
     uint32_t shift = 6;
-    while (shift > 4 && columns * ((max_rows + (1u << shift) - 1) >> shift) <
-                            k_cuda_of(s->device)->sm_count)
+    while (shift > 4 &&
+           columns * ((max_rows + (1u << shift) - 1) >> shift) < k_cuda_of(s->device)->sm_count)
         shift--;
     return shift;
 }

@@ -7,12 +7,16 @@
 
 #include "k_cuda_act.h"
 #include "k_cuda_prefill_tile.cuh"
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "k_cuda_prefill_wgmma.cuh"
+#else
+#include "k_cuda_prefill_scale.cuh"
+#endif
 
 enum {
     K_PREFILL_WARPS = 4,
     K_PREFILL_THREADS = 32 * K_PREFILL_WARPS,
-    K_PREFILL_OUTPUTS = K_PREFILL_WARPS * K_PREFILL_TILES * K_CUDA_TILE_OUTPUTS,
-    K_PREFILL_ROWS = 64
+    K_PREFILL_OUTPUTS = K_PREFILL_WARPS * K_PREFILL_TILES * K_CUDA_TILE_OUTPUTS
 };
 
 /* The rows of a block: row numbers of its activations and of its results. */
@@ -20,20 +24,28 @@ struct k_prefill_rows {
     uint32_t from[K_PREFILL_ROWS], to[K_PREFILL_ROWS];
 };
 
-/* Shared memory of a block: the rows, then two stages of tiles, q, dx and sums. */
-template <enum k_format F>
-struct k_prefill_stage {
+/* Shared memory of a block. */
+template <enum k_format F> struct __align__(1024) k_prefill_stage
+{
+    uint8_t q[2 * K_PREFILL_PANEL_BYTES];
     uint8_t tiles[K_PREFILL_WARPS * K_PREFILL_TILES * k_prefill_tile_bytes(F)];
-    uint8_t q[K_PREFILL_ROWS * K_PREFILL_PITCH];
     float dx[(k_prefill_is_256(F) ? 1 : 8) * K_PREFILL_ROWS];
     uint8_t sums[k_prefill_has_min(F) ? 16 * K_PREFILL_ROWS : 16];
 };
 
-template <enum k_format F>
-struct k_prefill_shared {
-    struct k_prefill_rows rows;
+template <enum k_format F> struct k_prefill_shared {
     struct k_prefill_stage<F> stage[2];
+    struct k_prefill_rows rows;
 };
+
+/* Blocks of a multiprocessor for which registers are shared out. */
+__host__ __device__ constexpr uint32_t k_prefill_blocks_beside(enum k_format f)
+{
+#ifdef PB
+    return f == K_Q4_K || f == K_Q4_0 ? PB : 2;
+#endif
+    return 2;
+}
 
 /* What a block multiplies. */
 struct k_prefill_job {
@@ -43,45 +55,88 @@ struct k_prefill_job {
     uint32_t n_rows; /* of the block, 1..K_PREFILL_ROWS */
 };
 
-/* This lane's part of the warp's two tiles of super-block b. */
-template <enum k_format F>
-static __device__ __forceinline__ void k_prefill_copy_tiles(uint8_t *to,
-                                                            const struct k_prefill_job &job,
-                                                            uint32_t b, uint32_t lane)
-{
-    constexpr uint32_t bytes = k_prefill_tile_bytes(F);
-    for (uint32_t at = 16 * lane; at < K_PREFILL_TILES * bytes; at += 16 * 32) {
-        const uint8_t *from = at < bytes ? job.tiles[0] + at : job.tiles[1] + (at - bytes);
-        k_prefill_copy16(to + at, from + (uint64_t)b * bytes);
-    }
-}
+/* A thread's share of the copying, moved on by one super-block after each. q: 4 threads a row, a thread
+ * every fourth piece of 16 bytes of up to two rows; dx and sums: half of the threads each, a row each. */
+template <enum k_format F, int NT> struct k_prefill_copier {
+    static constexpr uint32_t Q_ROWS = K_PREFILL_THREADS / 4;       /* at once */
+    static constexpr uint32_t BLOCKS = k_prefill_is_256(F) ? 1 : 8; /* of a super-block */
+    const uint8_t *tiles[K_PREFILL_TILES], *q[2], *dx, *sums;
+    uint32_t q_place, row; /* row: of dx or sums */
 
-/* This thread's part of 8 * NT rows' super-block b. */
-template <enum k_format F, int NT>
-static __device__ __forceinline__ void k_prefill_copy_acts(struct k_prefill_stage<F> &to,
-                                                           const struct k_prefill_rows &rows,
-                                                           const struct k_prefill_job &job,
-                                                           uint32_t b)
-{
-    const enum k_form form = k_prefill_is_256(F) ? K_FORM_Q256 : K_FORM_Q32;
-    const uint64_t stride = k_cuda_act_stride(form, job.n_in);
-    const uint32_t thread = threadIdx.x, row16 = thread / 16, at = thread % 16 * 16;
-#pragma unroll
-    for (uint32_t r = row16; r < 8 * NT; r += K_PREFILL_THREADS / 16)
-        k_prefill_copy16(to.q + r * K_PREFILL_PITCH + at,
-                         job.act + stride * rows.from[r] + K_CUDA_TILE_INPUTS * b + at);
-    const uint32_t blocks = k_prefill_is_256(F) ? 1 : 8;
-    for (uint32_t i = thread; i < 8 * NT * blocks; i += K_PREFILL_THREADS) {
-        const uint32_t r = i % (8 * NT), block = i / (8 * NT);
-        k_prefill_copy4(&to.dx[block * K_PREFILL_ROWS + r],
-                        job.act + stride * rows.from[r] + k_cuda_act_dx_offset(job.n_in) +
-                            4 * (blocks * b + block));
+    __device__ __forceinline__ void open(const struct k_prefill_job &job,
+                                         const struct k_prefill_rows &rows)
+    {
+        const enum k_form form = k_prefill_is_256(F) ? K_FORM_Q256 : K_FORM_Q32;
+        const uint64_t stride = k_cuda_act_stride(form, job.n_in);
+        const uint32_t thread = threadIdx.x;
+        for (int m = 0; m < K_PREFILL_TILES; m++)
+            tiles[m] = job.tiles[m] + 16 * (thread % 32);
+        for (uint32_t i = 0; i < 2; i++)
+            q[i] = job.act + stride * rows.from[(thread / 4 + Q_ROWS * i) % (8 * NT)] +
+                   16 * (thread % 4);
+        q_place = k_prefill_place(thread / 4, thread % 4);
+        row = thread % K_PREFILL_ROWS;
+        const uint8_t *scalars = job.act + stride * rows.from[row % (8 * NT)];
+        dx = scalars + k_cuda_act_dx_offset(job.n_in);
+        sums = scalars + k_cuda_act_sum_offset(form, job.n_in);
     }
-    const uint32_t r = K_PREFILL_THREADS - 1 - thread; /* others than those of dx */
-    if (k_prefill_has_min(F) && r < 8 * NT)
-        k_prefill_copy16(to.sums + 16 * r, job.act + stride * rows.from[r] +
-                                               k_cuda_act_sum_offset(form, job.n_in) + 16 * b);
-}
+
+    /* Copies the super-block; `mine`: the warp's tiles in a stage. */
+    __device__ __forceinline__ void copy(struct k_prefill_stage<F> &to, uint32_t mine) const
+    {
+        constexpr uint32_t bytes = k_prefill_tile_bytes(F);
+        const uint32_t thread = threadIdx.x, at = 16 * (thread % 32);
+#pragma unroll
+        for (uint32_t m = 0; m < K_PREFILL_TILES; m++)
+#pragma unroll
+            for (uint32_t i = 0; i < bytes; i += 512)
+                if (i + 512 <= bytes || i + at < bytes)
+                    k_prefill_copy16(to.tiles + mine + m * bytes + at + i, tiles[m] + i);
+#pragma unroll
+        for (uint32_t i = 0; i < (NT + 3) / 4; i++)
+            if (8 * NT >= Q_ROWS || thread / 4 < 8 * NT)
+#pragma unroll
+                for (uint32_t k = 0; k < 4; k++)
+                    k_prefill_copy16(to.q + (q_place ^ (k % 2 * 64)) + Q_ROWS * 128 * i +
+                                         k / 2 * K_PREFILL_PANEL_BYTES,
+                                     q[i] + 64 * k);
+        if (row >= 8 * NT)
+            return;
+        if (BLOCKS == 8)
+#pragma unroll
+            for (uint32_t b = 0; b < 4; b++) { /* four blocks each */
+                const uint32_t block = first_half() ? b : b + 4;
+                k_prefill_copy4(&to.dx[block * K_PREFILL_ROWS + row], dx + 4 * block);
+            }
+        else if (first_half())
+            k_prefill_copy4(&to.dx[row], dx);
+        else if (k_prefill_has_min(F))
+            k_prefill_copy16(to.sums + 16 * row, sums);
+    }
+
+    /* To the next super-block; not at once after `copy`, which reads its addresses late. */
+    __device__ __forceinline__ void advance(void)
+    {
+        for (int m = 0; m < K_PREFILL_TILES; m++)
+            tiles[m] += k_prefill_tile_bytes(F);
+        for (int i = 0; i < 2; i++)
+            q[i] += K_CUDA_TILE_INPUTS;
+        dx += 4 * BLOCKS;
+        sums += 16;
+    }
+
+    /* After this thread's copies came, before it publishes them. */
+    __device__ __forceinline__ void prepare(struct k_prefill_stage<F> &to) const
+    {
+        if (k_prefill_has_min(F) && !first_half() && row < 8 * NT)
+            k_prefill_sums_prepare(to.sums + 16 * row);
+    }
+
+    static __device__ __forceinline__ bool first_half(void)
+    {
+        return threadIdx.x < K_PREFILL_ROWS;
+    }
+};
 
 /* acc = the products of the warp's tiles and 8 * NT rows. Called by the whole block; shared.rows is
  * filled in and visible. */
@@ -98,22 +153,29 @@ static __device__ __forceinline__ void k_prefill_product(float (&acc)[K_PREFILL_
         for (int n = 0; n < NT; n++)
             for (int i = 0; i < 4; i++)
                 acc[m][n][i] = 0.0f;
-    k_prefill_copy_tiles<F>(shared.stage[0].tiles + mine, job, 0, lane);
-    k_prefill_copy_acts<F, NT>(shared.stage[0], shared.rows, job, 0);
+    struct k_prefill_copier<F, NT> copier;
+    copier.open(job, shared.rows);
+    copier.copy(shared.stage[0], mine);
+    copier.advance();
 #pragma unroll 1
     for (uint32_t b = 0; b < n_blocks; b++) {
         struct k_prefill_stage<F> &now = shared.stage[b % 2], &next = shared.stage[(b + 1) % 2];
-        k_prefill_copy_wait();
-        __syncthreads(); /* `now` has come for all, and nobody reads `next` any more */
-        if (b + 1 < n_blocks) {
-            k_prefill_copy_tiles<F>(next.tiles + mine, job, b + 1, lane);
-            k_prefill_copy_acts<F, NT>(next, shared.rows, job, b + 1);
-        }
         const struct k_prefill_acts x = {now.q, now.dx, now.sums};
-        if constexpr (k_prefill_is_256(F))
-            k_prefill_super<F, NT>(acc, now.tiles + mine, x, lane);
-        else
-            k_prefill_blocks<F, NT>(acc, now.tiles + mine, x, K_PREFILL_ROWS, lane);
+        const auto fetch = [&] {
+            if (b + 1 < n_blocks)
+                copier.copy(next, mine);
+        };
+        k_prefill_copy_wait();
+        copier.prepare(now);
+        k_prefill_publish();
+        __syncthreads(); /* `now` has come for all, and nobody reads `next` any more */
+        if constexpr (k_prefill_is_256(F)) {
+            k_prefill_super<F, NT>(acc, now.tiles + mine, x, lane, fetch);
+        } else {
+            fetch();
+            k_prefill_blocks<F, NT>(acc, now.tiles + mine, x, lane);
+        }
+        copier.advance();
     }
 }
 

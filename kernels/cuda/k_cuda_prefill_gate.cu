@@ -4,7 +4,8 @@
 #include "k_cuda_prefill_block.cuh"
 #include "k_cuda_prefill_groups.cuh"
 
-namespace {
+namespace
+{
 
 struct gate_up {
     struct k_prefill_groups groups;
@@ -38,9 +39,10 @@ __device__ __forceinline__ void compute(struct k_prefill_shared<F> &shared,
 }
 
 template <enum k_format F>
-__global__ void __launch_bounds__(K_PREFILL_THREADS, 2) gate_up_rows(const struct gate_up p)
+__global__ void __launch_bounds__(K_PREFILL_THREADS, k_prefill_blocks_beside(F))
+    gate_up_rows(const struct gate_up p)
 {
-    extern __shared__ __align__(128) uint8_t k_prefill_memory[];
+    extern __shared__ __align__(1024) uint8_t k_prefill_memory[];
     struct k_prefill_shared<F> &shared = *(struct k_prefill_shared<F> *)(void *)k_prefill_memory;
     struct k_prefill_piece piece;
     if (!k_prefill_groups_find(p.groups, blockIdx.y, p.shift, piece))
@@ -69,8 +71,7 @@ __global__ void __launch_bounds__(K_PREFILL_THREADS, 2) gate_up_rows(const struc
         compute<F, 2>(shared, job, p, stripe);
 }
 
-template <enum k_format F>
-void launch(const struct gate_up &p, uint32_t pieces, struct k_stream *s)
+template <enum k_format F> void launch(const struct gate_up &p, uint32_t pieces, struct k_stream *s)
 {
     const uint32_t outputs = K_PREFILL_OUTPUTS / K_PREFILL_TILES;
     K_CUDA_LAUNCH(s, (gate_up_rows<F>), dim3((p.n_ff + outputs - 1) / outputs, pieces),
@@ -132,8 +133,8 @@ __device__ __forceinline__ float quantise_eight(const float (&x)[VALUES], uint32
 /* Block `b` of 256 values of a pair's h, `mine` those of this lane; a lane beyond the row has zeros and
  * writes nothing. Called by whole warps. */
 template <enum k_form FORM>
-__device__ __forceinline__ void quantise_block(const float (&mine)[VALUES], uint32_t m, uint8_t *row,
-                                               uint32_t n, uint32_t b)
+__device__ __forceinline__ void quantise_block(const float (&mine)[VALUES], uint32_t m,
+                                               uint8_t *row, uint32_t n, uint32_t b)
 {
     const uint32_t lane = threadIdx.x % 32, first = 256 * b + VALUES * lane;
     uint32_t q[2];

@@ -58,6 +58,14 @@ static __device__ __forceinline__ void k_prefill_copy_wait(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* What this thread wrote to shared memory is also for wgmma to read; before the barrier. */
+static __device__ __forceinline__ void k_prefill_publish(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /* f16 to f32, exact. */
 static __device__ __forceinline__ float k_prefill_half(uint32_t bits)
 {
