@@ -50,7 +50,7 @@ CUDA_ARCHS ?= 80 86 89 90 120
 CUDA_GEN    = $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
 	$(if $(word 2,$(CUDA_ARCHS)),-gencode arch=compute_$(firstword $(CUDA_ARCHS))$(comma)code=compute_$(firstword $(CUDA_ARCHS)))
 # 128: a loop that one of a template's formats does not reach.
-CUDA_FLAGS  = -std=c++17 -O3 -lineinfo -fmad=false -prec-div=true -prec-sqrt=true -ftz=false $(if $(DEBUG),-DK_DEBUG=1) \
+CUDA_FLAGS  = -std=c++17 -O3 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false $(if $(DEBUG),-DK_DEBUG=1 -lineinfo) \
 	-Werror all-warnings -diag-suppress 128 -Xcompiler -Wall,-Wextra,-Wvla,-Werror,-ffp-contract=off,-fno-fast-math,-fPIC
 INC_cuda   := -Iconfig/base -Ikernels -Ikernels/inner -Ikernels/cuda
 
