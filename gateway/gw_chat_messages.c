@@ -57,6 +57,8 @@ static bool part_append(const struct place *at, const json_t *part, size_t i, st
     if (!json_is_string(type))
         return refuse(at, GW_ERROR_INVALID_TYPE, member, "must be a string, not %s",
                       gw_json_value_type(type));
+    if (gw_json_value_has_nul(type))
+        return refuse(at, GW_ERROR_INVALID_VALUE, member, "holds a U+0000");
     const char *word = json_string_value(type);
     bool known = false;
     for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)

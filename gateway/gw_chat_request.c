@@ -639,6 +639,27 @@ static void ignored_add(struct gw_chat_request *q, unsigned *n, const char *name
     (*n)++;
 }
 
+/* A U+0000 in any string of it; as deep as gw_json_in lets it be. */
+static bool has_nul(const json_t *value)
+{
+    const char *key;
+    size_t i;
+    json_t *one;
+    if (json_is_string(value))
+        return gw_json_value_has_nul(value);
+    json_array_foreach(value, i, one)
+    {
+        if (has_nul(one))
+            return true;
+    }
+    json_object_foreach((json_t *)(uintptr_t)value, key, one)
+    {
+        if (has_nul(one))
+            return true;
+    }
+    return false;
+}
+
 static bool members_parse(struct gw_chat_request_parser *p, const json_t *root)
 {
     const char *name;
@@ -650,6 +671,9 @@ static bool members_parse(struct gw_chat_request_parser *p, const json_t *root)
         const struct gw_chat_request_field *f = field_find(own, p->q->kind);
         if (json_is_null(value))
             continue;
+        if (!f && has_nul(value))
+            return gw_refusal_set(p->refusal, GW_ERROR_INVALID_VALUE, name, "%.100s holds a U+0000",
+                                  name);
         if (!f)
             ignored_add(p->q, &n_ignored, name);
         else if (own != name && gw_json_value_present(json_object_get(root, own)))

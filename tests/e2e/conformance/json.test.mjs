@@ -58,6 +58,11 @@ test('W23 surrogates and U+0000', async () => {
   assert.ok((await prompt('a\\u0000b')).includes('a\0b'));
   assert.equal((await rawPost(server, '/v1/chat/completions', Ctext.replace('"hi"', '"h\\u0000i"'))).status, 200);
   await refused(`{"model":"a\\u0000",${Ctext.slice(1)}`, 'invalid_value', 'model');
+  await refused({ ...C, metadata: { a: ['b', 'c\0'] } }, 'invalid_value', 'metadata');
+  await refused({ ...C, messages: [{ role: 'user\0', content: 'a' }] }, 'invalid_value', 'messages[0].role');
+  await refused({ ...C, messages: [{ role: 'user', content: [{ type: 'text\0', text: 'a' }] }] }, 'invalid_value', 'messages[0].content[0].type');
+  await refused({ ...C, messages: [{ role: 'user', content: 'a', name: 'b\0' }] }, 'invalid_value', 'messages[0].name');
+  assert.equal((await chat(server, { prompt: 'a\0b', max_tokens: 1 }, { path: '/v1/completions' })).status, 200);
 });
 
 // Fields of a chat request: wrong types, values just outside, and both ends. `needs` are other fields that must
