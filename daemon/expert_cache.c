@@ -17,6 +17,9 @@ enum {
     DEPTH_SHARE = 16
 };
 
+#define SLAB_GAIN \
+    1.5f /* a slab changes its size for so much over its cost: what is missed is noisy */
+
 struct expert {
     uint32_t slot; /* of the arena, unless ABSENT */
     uint16_t pins;
@@ -36,8 +39,7 @@ struct layer {
 };
 
 /* What the evictions of a class have cost beyond the cheapest of the others, in bytes to be read
- * again. Once that is as much as emptying a slab of theirs costs, the class gets it: by then it has
- * lost no more than twice what knowing it before would have. */
+ * again. Once that is more than emptying a slab of theirs costs, the class gets it. */
 struct size {
     float missed;
     float price; /* of a slab when one was last looked for */
@@ -330,12 +332,12 @@ static bool take_slab(struct expert_cache *c, uint32_t class, const struct victi
         s->missed = fmaxf(s->missed + (v->worth - v->others_worth) * bytes, 0.0f);
         if (s->missed <= s->price)
             return false;
-        limit = s->missed;
+        limit = s->missed / SLAB_GAIN;
     } else {
         limit *= bytes;
     }
     const uint32_t slab = cheapest_slab(c, class, &cost);
-    s->price = slab != NONE ? cost : 2.0f * s->missed;
+    s->price = SLAB_GAIN * (slab != NONE ? cost : s->missed);
     if (slab == NONE || cost >= limit)
         return false;
     empty_slab(c, slab);

@@ -7,10 +7,11 @@
 
 /* Rows until a use counts half. The longest is no infinity: float would stop counting rows. */
 static const float half_lives[EXPERT_POLICY_SPANS] = {4, 16, 64, 256, 1024, 65536};
+/* Weight of "all experts alike" in a rate, in rows: a short text's luck is not followed far. */
+static const float prior_rows[EXPERT_POLICY_SPANS] = {2, 2, 16, 16, 16, 16};
 static const float first_weights[EXPERT_POLICY_INPUTS] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.5f};
 
 enum {
-    PRIOR_ROWS = 2,      /* weight of "all experts alike" in a rate */
     LEARN_ROWS = 32,     /* longer steps are prompts: decoding is not learned from them */
     PATTERN_PRIOR = 32,  /* weight of "all experts alike" in a pattern's rate */
     PATTERN_SEEN = 2048, /* samples of a pattern; more are halved, so that old ones fade */
@@ -83,8 +84,8 @@ static void set_scale(struct expert_policy *p, struct expert_policy_layer *l)
 {
     const float alike = (float)p->n_used / (float)p->n_expert;
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
-        const float all = 1.0f / (l->seen[s] + PRIOR_ROWS);
-        l->base[s] = alike * PRIOR_ROWS * all;
+        const float all = 1.0f / (l->seen[s] + prior_rows[s]);
+        l->base[s] = alike * prior_rows[s] * all;
         l->scale[s] = all / l->grown[s];
     }
 }

@@ -71,10 +71,14 @@ static void test_sim_replay_each_policy_counts_as_by_hand(void **state)
     sim_trace_done(&t);
 }
 
-/* Ours against LRU and LFU in points of hits, and in bytes against the best of LRU, decayed
- * frequency in hindsight and the static list; never above Belady. */
+/* Ours against LRU and LFU in points of hits, below 25 % against LRU alone, and in bytes against the
+ * best of LRU, decayed frequency in hindsight and the static list; never above Belady. */
+struct floors {
+    double points, over_lru, most_bytes;
+};
+
 static void hold(const char *name, const struct sim_trace *t, const double *percents, uint32_t n,
-                 double least_points, double most_bytes)
+                 struct floors f)
 {
     for (uint32_t i = 0; i < n; i++) {
         const uint64_t capacity = (uint64_t)(percents[i] / 100 * (double)t->all_bytes);
@@ -88,25 +92,44 @@ static void hold(const char *name, const struct sim_trace *t, const double *perc
             best = bytes < best ? bytes : best;
         }
         const double points = hits(ours) - (hits(lru) > hits(lfu) ? hits(lru) : hits(lfu));
+        const double over_lru = hits(ours) - hits(lru);
         const double bytes = (double)ours.read_bytes / (double)best;
-        if (points < least_points || bytes > most_bytes)
-            fail_msg("%s at %.1f %%: %.2f points to LRU and LFU, %.3f of the best one's bytes",
-                     name, percents[i], points, bytes);
+        if (points < f.points || bytes > f.most_bytes ||
+            (percents[i] < 25 && over_lru < f.over_lru))
+            fail_msg("%s at %.1f %%: %.2f points to LRU and LFU, %.2f to LRU, %.3f of the best "
+                     "one's bytes",
+                     name, percents[i], points, over_lru, bytes);
         assert_true(ours.hits <= run(t, SIM_REPLAY_BELADY, 0, capacity).hits);
     }
+}
+
+static void recorded(const char *path, struct sim_trace *ret)
+{
+    struct route_trace_file f;
+    struct err e = {.code = ERR_OK};
+    assert_int_equal(route_trace_read(path, &f, &e), ERR_OK);
+    assert_int_equal(sim_trace_from_file(&f, ret, &e), ERR_OK);
+    route_trace_file_done(&f);
 }
 
 static void test_sim_replay_ours_on_the_trained_models_trace_leads(void **state)
 {
     (void)state;
     static const double percents[] = {5, 10, 15, 20, 25, 30, 40, 50, 60, 80};
-    struct route_trace_file f;
     struct sim_trace t;
-    struct err e = {.code = ERR_OK};
-    assert_int_equal(route_trace_read(ISLET_TEST_DIR "/models/tinymoe-chat.trace", &f, &e), ERR_OK);
-    assert_int_equal(sim_trace_from_file(&f, &t, &e), ERR_OK);
-    route_trace_file_done(&f);
-    hold("tinymoe", &t, percents, 10, 1.0, 0.98);
+    recorded(ISLET_TEST_DIR "/models/tinymoe-chat.trace", &t);
+    hold("tinymoe", &t, percents, 10, (struct floors){1.0, 3.0, 0.98});
+    sim_trace_done(&t);
+}
+
+/* Experts of two sizes, layers with and without locality. */
+static void test_sim_replay_ours_on_a_large_models_trace_is_near_the_best(void **state)
+{
+    (void)state;
+    static const double percents[] = {4, 6, 10, 12.5, 19, 22, 25, 38, 50, 60, 75};
+    struct sim_trace t;
+    recorded(ISLET_TEST_DIR "/models/m89-noise.trace", &t);
+    hold("m89", &t, percents, 11, (struct floors){-0.3, 3.0, 1.03});
     sim_trace_done(&t);
 }
 
@@ -115,22 +138,25 @@ static void test_sim_replay_ours_on_generated_traces_is_near_the_best(void **sta
     (void)state;
     static const struct {
         const char *recipe;
-        double most_bytes;
+        double over_lru, most_bytes;
     } cases[] = {
-        {"tokens=300", 1.0},
-        {"tokens=300,zipf=1.2,locality=0.1", 1.05},
-        {"tokens=400,zipf=1,topics=8,stay=50,locality=0.4", 1.02},
-        {"tokens=200,chunk=512,every=25", 1.0},
-        {"tokens=200,rows=4,zipf=1", 1.03},
-        /* Here the list knows the sample's own luck: LFU too reads up to 1.09 of its bytes. */
-        {"tokens=600,zipf=1,locality=0,recent=0", 1.10},
-        {"tokens=300,layers=48,odd_bytes=3436544", 1.0},
+        {"tokens=300", 3.0, 1.0},
+        {"tokens=300,zipf=1.2,locality=0.1", 3.0, 1.03},
+        {"tokens=400,zipf=1,topics=8,stay=50,locality=0.4", 3.0, 1.01},
+        {"tokens=200,chunk=512,every=25", 3.0, 1.0},
+        {"tokens=200,rows=4,zipf=1", 3.0, 1.03},
+        /* Here the list knows the sample's own luck, and nothing but counts tells experts apart:
+         * LFU too reads up to 1.08 and 1.20 of its bytes. */
+        {"tokens=600,zipf=1,locality=0,recent=0", 3.0, 1.09},
+        {"tokens=100,zipf=0.5,locality=0,recent=0", 3.0, 1.19},
+        {"tokens=300,layers=48,odd_bytes=3436544", 3.0, 1.0},
     };
     static const double percents[] = {5, 12.5, 25, 38};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sim_trace t;
         generate(cases[i].recipe, &t);
-        hold(cases[i].recipe, &t, percents, 4, -1.0, cases[i].most_bytes);
+        hold(cases[i].recipe, &t, percents, 4,
+             (struct floors){-1.0, cases[i].over_lru, cases[i].most_bytes});
         sim_trace_done(&t);
     }
 }
@@ -181,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_sim_replay_a_recipe_gives_the_same_trace_again),
         cmocka_unit_test(test_sim_replay_a_bad_recipe_is_named),
         cmocka_unit_test(test_sim_replay_ours_on_the_trained_models_trace_leads),
+        cmocka_unit_test(test_sim_replay_ours_on_a_large_models_trace_is_near_the_best),
         cmocka_unit_test(test_sim_replay_ours_on_generated_traces_is_near_the_best),
         cmocka_unit_test(test_sim_replay_ours_in_prompt_scans_is_near_belady),
     };
