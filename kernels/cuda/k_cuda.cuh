@@ -132,8 +132,9 @@ cudaError_t k_cuda_device_book(struct k_cuda *c, struct k_stream *s, cudaError_t
     }())
 
 template <typename... P, typename... A>
-static inline void k_cuda_launch(struct k_stream *s, const char *name, void (*kernel)(P...),
-                                 dim3 grid, dim3 block, size_t shared_bytes, A... args)
+static inline void k_cuda_launch(struct k_stream *s, const char *name, bool ahead,
+                                 void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                                 A... args)
 {
     struct k_cuda *c = k_cuda_of(s->device);
     cudaError_t result = cudaSuccess;
@@ -146,8 +147,17 @@ static inline void k_cuda_launch(struct k_stream *s, const char *name, void (*ke
                                              (int)shared_bytes));
     if (result == cudaSuccess) {
         if (k_cuda_device_may(c, &result)) {
-            kernel<<<grid, block, shared_bytes, s->stream>>>(args...);
-            result = cudaGetLastError();
+            cudaLaunchAttribute early = {};
+            early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            early.val.programmaticStreamSerializationAllowed = 1;
+            cudaLaunchConfig_t config = {};
+            config.gridDim = grid;
+            config.blockDim = block;
+            config.dynamicSmemBytes = shared_bytes;
+            config.stream = s->stream;
+            config.attrs = &early;
+            config.numAttrs = ahead && c->major >= 9 ? 1 : 0;
+            result = cudaLaunchKernelEx(&config, kernel, args...);
         }
         (void)k_cuda_device_book(c, s, result, name);
     }
@@ -156,7 +166,30 @@ static inline void k_cuda_launch(struct k_stream *s, const char *name, void (*ke
  * template arguments stands in parentheses. Arguments convert to the parameters' types. No
  * dimension of the grid may be 0. */
 #define K_CUDA_LAUNCH(s, kernel, grid, block, shared_bytes, ...) \
-    k_cuda_launch((s), #kernel, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
+    k_cuda_launch((s), #kernel, false, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
+
+/* The same for a kernel that begins with what no kernel before it has a part in, and calls
+ * k_cuda_await before all else: where the device can, its blocks come onto multiprocessors while the
+ * kernel before runs out, once all blocks of that one have called k_cuda_release or ended. */
+#define K_CUDA_LAUNCH_AHEAD(s, kernel, grid, block, shared_bytes, ...) \
+    k_cuda_launch((s), #kernel, true, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
+
+/* Waits until the kernels before this one are done and their stores are seen. */
+static __device__ __forceinline__ void k_cuda_await(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets the next kernel's blocks come. Only after k_cuda_await, so that a kernel that has come finds
+ * all but this one done. */
+static __device__ __forceinline__ void k_cuda_release(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 extern "C" {
 uint64_t k_cuda_attention_bytes(const struct k_device *d, uint32_t n_head, uint32_t head_dim,

@@ -20,36 +20,48 @@ __global__ void __launch_bounds__(THREADS)
         tile[w] = k_cuda_tile_word(F, row0, row_bytes, w);
 }
 
-extern "C" enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s)
+/* Launched in full order after weights were written: kernels that read weights before k_cuda_await
+ * find this one before them at the least, and so the weights whole. */
+__global__ void settle(uint32_t) {}
+
+static void arrange_tiles(const struct k_arrange *a, const uint8_t *from, uint8_t *to,
+                          struct k_stream *s)
 {
-    const uint8_t *from = (const uint8_t *)k_cuda_at(a->from);
-    uint8_t *to = (uint8_t *)k_cuda_at(a->to);
-    if (!k_cuda_tile_arranged(a->format, a->n_out, a->n_in)) {
-        const uint64_t bytes = k_format_bytes(a->format, a->n_out, a->n_in);
-        (void)K_CUDA_CALL(k_cuda_of(s->device), s,
-                          cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s->stream));
-        return ERR_OK;
-    }
     const uint64_t row_bytes = k_format_bytes(a->format, 1, a->n_in);
     const uint32_t n_tiles = a->n_in / K_CUDA_TILE_INPUTS;
     const dim3 grid(a->n_out / K_CUDA_TILE_OUTPUTS * n_tiles);
     switch (a->format) {
     case K_Q8_0:
         K_CUDA_LAUNCH(s, arrange<K_Q8_0>, grid, THREADS, 0, from, to, row_bytes, n_tiles);
-        return ERR_OK;
+        return;
     case K_Q4_0:
         K_CUDA_LAUNCH(s, arrange<K_Q4_0>, grid, THREADS, 0, from, to, row_bytes, n_tiles);
-        return ERR_OK;
+        return;
     case K_Q4_K:
         K_CUDA_LAUNCH(s, arrange<K_Q4_K>, grid, THREADS, 0, from, to, row_bytes, n_tiles);
-        return ERR_OK;
+        return;
     case K_Q5_K:
         K_CUDA_LAUNCH(s, arrange<K_Q5_K>, grid, THREADS, 0, from, to, row_bytes, n_tiles);
-        return ERR_OK;
+        return;
     case K_Q6_K:
         K_CUDA_LAUNCH(s, arrange<K_Q6_K>, grid, THREADS, 0, from, to, row_bytes, n_tiles);
-        return ERR_OK;
+        return;
     default:
-        return ERR_UNSUPPORTED;
+        return;
     }
+}
+
+extern "C" enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s)
+{
+    const uint8_t *from = (const uint8_t *)k_cuda_at(a->from);
+    uint8_t *to = (uint8_t *)k_cuda_at(a->to);
+    if (k_cuda_tile_arranged(a->format, a->n_out, a->n_in)) {
+        arrange_tiles(a, from, to, s);
+        K_CUDA_LAUNCH(s, settle, dim3(1), dim3(1), 0, 0);
+    } else {
+        (void)K_CUDA_CALL(k_cuda_of(s->device), s,
+                          cudaMemcpyAsync(to, from, k_format_bytes(a->format, a->n_out, a->n_in),
+                                          cudaMemcpyDeviceToDevice, s->stream));
+    }
+    return ERR_OK;
 }

@@ -1,78 +1,81 @@
-/* Products of arranged weights (k_cuda_tile.h) with at most eight columns: what `matmul` and the
- * experts' operations share. Bound by the reading of weights, so everything else is arranged around
- * it:
+/* Products of arranged weights (k_cuda_tile.h) with few columns: what `matmul` and the experts'
+ * operations share. Bound by the reading of weights, so everything else is arranged around it.
  *
- * A block of eight warps owns some stripes. An *item* is one tile of one stripe; warps take items in
- * turn, each through a ring of its own in shared memory that asynchronous copies fill, so that up to
- * K_CUDA_DECODE_RING tiles a warp are on their way whatever the registers. The first ones leave before
- * the activations are fetched. A tile's integer sums come from the tensor core (A5), become t's (16
- * outputs x columns x blocks) in shared memory, and after a barrier one thread per (stripe, output,
- * column) folds them in block order (A6). Many inputs are taken in chunks of tiles; the accumulators
- * wait in shared memory.
- *
- * COLUMNS is 1 or 8. With 1 every column of operand B is the same one, so that the lanes t of a row
- * all have its sum: lane t keeps row g + 8 * (t & 1). */
+ * The work of a launch is a list of *units*: neighbouring stripes (16 outputs), of one matrix or of
+ * an expert's gate and up at once (two sets). Every block has an equal part of the list, as many
+ * blocks as the device holds, so that reading goes on while results are made. A part is cut where
+ * the matrix or the columns change (a *piece*). Within a piece, an *item* is one tile of one stripe;
+ * warps take items in turn, each through a ring of its own in shared memory that asynchronous copies
+ * fill, up to K_CUDA_DECODE_RING tiles ahead. A *batch* of items makes t's (A5) in one of two
+ * buffers; after a barrier one thread per output and column folds them in block order (A6) while
+ * other warps are at the next batch. Where a batch is not a stripe's whole width, accumulators wait
+ * in shared memory. */
 #ifndef ISLET_K_CUDA_DECODE_CUH
 #define ISLET_K_CUDA_DECODE_CUH
 
 #include "k_cuda.cuh"
-#include "k_cuda_mma.cuh"
-#include "k_cuda_tile.h"
-#include "k_cuda_warp.cuh"
+#include "k_cuda_decode_tile.cuh"
 
 enum {
     K_CUDA_DECODE_WARPS = 8,
     K_CUDA_DECODE_THREADS = 32 * K_CUDA_DECODE_WARPS,
-    K_CUDA_DECODE_BLOCKS = 3, /* on a multiprocessor, at least */
+    K_CUDA_DECODE_BLOCKS = 3, /* on a multiprocessor, as far as registers go */
     K_CUDA_DECODE_RING = 3,   /* most tiles of a warp's ring */
-    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the stripes say */
+    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the piece says */
 };
 
 /* What a launch chooses. */
 struct k_cuda_decode_shape {
-    uint32_t stripes; /* of a block, per set */
-    uint32_t tiles;   /* of a chunk */
-    uint32_t ring;    /* slots of a warp's ring: K_CUDA_DECODE_RING, or as many as it has items */
+    uint32_t grid;
+    uint32_t stripes; /* of a batch, per set */
+    uint32_t tiles;   /* of a batch, per stripe */
+    uint32_t inverse; /* of tiles: k_cuda_decode_inverse */
+    uint32_t staged;  /* tiles of activations in shared memory: a row's, or a batch's */
+    uint32_t ring;    /* slots of a warp's ring: K_CUDA_DECODE_RING, or as many as it ever needs */
     uint32_t slot;    /* bytes of one: the largest tile that occurs */
     uint32_t blocks;  /* of a tile, 1 or 8: the most that occur */
+    uint32_t sets;
 };
 
-/* One or two sets of equally many neighbouring stripes (an expert's gate and up), of one format. */
-struct k_cuda_decode_stripes {
-    const uint8_t *first[2]; /* first stripe of each */
+/* Neighbouring stripes of one matrix, or of two of the same format, against the same columns. */
+struct k_cuda_decode_piece {
+    const uint8_t *first[2]; /* first stripe of each set */
     enum k_format format;
-    uint32_t sets, count; /* count per set */
+    uint32_t n_in, count; /* stripes per set */
+    uint32_t columns;     /* any number; taken in eights */
 };
 
 /* Shared memory of a block, carved from `base`. */
 struct k_cuda_decode_shared {
     uint8_t *ring;  /* [warps][ring][slot] */
-    int8_t *q;      /* [columns][tiles * 256 + 16]: the 16 spread ldmatrix's rows over the banks */
-    int16_t *sum;   /* [columns][tiles * 8 + 8] */
-    float *t;       /* [stripes][tiles * blocks][16][columns] */
-    float *acc;     /* [stripes][16][columns] */
-    float *dx;      /* [columns][tiles * blocks + 1] */
+    int8_t *q;      /* [columns][staged * 256 + 16]: the 16 spread ldmatrix's rows over the banks */
+    int16_t *sum;   /* [columns][staged * 8 + 8] */
+    float *t[2];    /* two of [sets][stripes][tiles * blocks][16][columns] */
+    float *acc;     /* [sets][stripes][16][columns] */
+    float *dx;      /* [columns][staged * blocks + 1] */
     uint32_t bytes; /* in all */
 };
 
 static inline __host__ __device__ struct k_cuda_decode_shared k_cuda_decode_carve(
-    void *base, const struct k_cuda_decode_shape &shape, uint32_t sets, uint32_t columns)
+    void *base, const struct k_cuda_decode_shape &shape, uint32_t columns)
 {
     struct k_cuda_decode_shared s;
-    const uint32_t stripes = sets * shape.stripes;
+    const uint32_t stripes = shape.sets * shape.stripes;
     uint8_t *p = (uint8_t *)base;
     s.ring = p;
     p += K_CUDA_DECODE_WARPS * shape.ring * shape.slot;
     s.q = (int8_t *)p;
-    p += columns * (shape.tiles * 256 + 16);
+    p += columns * (shape.staged * 256 + 16);
     s.sum = (int16_t *)(void *)p;
-    p += columns * (shape.tiles * 16 + 16);
-    s.t = (float *)(void *)p;
-    p += stripes * shape.tiles * shape.blocks * 16 * columns * 4;
+    p += columns * (shape.staged * 16 + 16);
+    for (int i = 0; i < 2; i++) {
+        s.t[i] = (float *)(void *)p;
+        p += stripes * shape.tiles * shape.blocks * 16 * columns * 4;
+    }
     s.acc = (float *)(void *)p;
     p += stripes * 16 * columns * 4;
     s.dx = (float *)(void *)p;
-    p += columns * (shape.tiles * shape.blocks + 1) * 4;
+    p += columns * (shape.staged * shape.blocks + 1) * 4;
     s.bytes = (uint32_t)(p - (uint8_t *)base);
     return s;
 }
@@ -88,529 +91,282 @@ static inline __host__ __device__ enum k_form k_cuda_decode_form(enum k_format f
     return k_cuda_decode_blocks(format) == 8 ? K_FORM_Q32 : K_FORM_Q256;
 }
 
-/* ---- one tile -------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
-/* Output of a lane's header i: g and g + 8; COLUMNS = 1: one header, of g + 8 * (t & 1). */
-template <int COLUMNS> static __device__ __forceinline__ uint32_t k_cuda_decode_row(int i)
-{
-    const uint32_t l = threadIdx.x % 32;
-    return COLUMNS == 1 ? l / 4 + 8 * (l & 1) : l / 4 + 8 * i;
-}
-
-/* A lane's 16 bytes of load c of a tile. */
-static __device__ __forceinline__ uint4 k_cuda_decode_load(const uint8_t *tile, int c)
-{
-    return *(const uint4 *)(const void *)(tile + 512 * c + 16 * (threadIdx.x % 32));
-}
-
-template <int COLUMNS>
-static __device__ __forceinline__ uint4 k_cuda_decode_head(const uint8_t *heads, int i)
-{
-    return *(const uint4 *)(const void *)(heads + 16 * k_cuda_decode_row<COLUMNS>(i));
-}
-
-/* The sums of a lane that it goes on with: COLUMNS = 1: one; 8: four as operand C has them. */
-template <int COLUMNS> struct k_cuda_decode_sums {
-    int s[COLUMNS == 1 ? 1 : 4];
+/* A batch of a piece: stripes [stripe, stripe + stripes) of each set, tiles [tile, tile + tiles).
+ * Item i is tile i % tiles of stripe i / tiles, the second set's after the first's. */
+struct k_cuda_decode_batch {
+    uint32_t stripe, tile, stripes, tiles;
+    uint32_t inverse;
 };
 
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_take(struct k_cuda_decode_sums<COLUMNS> &r,
-                                                          const int (&c)[4])
+/* i * inverse >> 16 is i / tiles, for i < 1024 and tiles <= 64. */
+static inline __host__ __device__ uint32_t k_cuda_decode_inverse(uint32_t tiles)
 {
-    if (COLUMNS == 1) {
-        r.s[0] = threadIdx.x & 1 ? c[2] : c[0];
-    } else {
-#pragma unroll
-        for (int i = 0; i < (COLUMNS == 1 ? 1 : 4); i++)
-            r.s[i] = c[i];
+    return 65536 / tiles + 1;
+}
+
+static __device__ __forceinline__ void k_cuda_decode_size(struct k_cuda_decode_batch &b,
+                                                          const struct k_cuda_decode_shape &shape,
+                                                          uint32_t count, uint32_t all_tiles)
+{
+    const uint32_t tiles = min(shape.tiles, all_tiles - b.tile);
+    b.inverse = tiles == shape.tiles ? shape.inverse : k_cuda_decode_inverse(tiles);
+    b.tiles = tiles;
+    b.stripes = min(shape.stripes, count - b.stripe);
+}
+
+/* The next batch; stripe == count or more: none. */
+static __device__ __forceinline__ void k_cuda_decode_next(struct k_cuda_decode_batch &b,
+                                                          const struct k_cuda_decode_shape &shape,
+                                                          uint32_t count, uint32_t all_tiles)
+{
+    b.tile += shape.tiles;
+    if (b.tile >= all_tiles) {
+        b.tile = 0;
+        b.stripe += shape.stripes;
     }
+    if (b.stripe < count)
+        k_cuda_decode_size(b, shape, count, all_tiles);
 }
 
-/* s += scale of the result's row * sum; scales[i]: that of header i. */
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_scale(struct k_cuda_decode_sums<COLUMNS> &s,
-                                                           const int (&c)[4], const int *scale)
-{
-    struct k_cuda_decode_sums<COLUMNS> r;
-    k_cuda_decode_take<COLUMNS>(r, c);
-#pragma unroll
-    for (int i = 0; i < (COLUMNS == 1 ? 1 : 4); i++)
-        s.s[i] += scale[COLUMNS == 1 ? 0 : i / 2] * r.s[i];
-}
-
-/* Stores the results of one block of 16 outputs: t[16][columns]. */
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_put(const float *r, float *t)
-{
-    const uint32_t l = threadIdx.x % 32, g = l / 4;
-    if (COLUMNS == 8) {
-        *(float2 *)(void *)(t + 8 * g + 2 * (l % 4)) = make_float2(r[0], r[1]);
-        *(float2 *)(void *)(t + 64 + 8 * g + 2 * (l % 4)) = make_float2(r[2], r[3]);
-    } else if (l % 4 < 2) {
-        t[k_cuda_decode_row<1>(0)] = r[0];
-    }
-}
-
-/* Byte i of a word of scales, unsigned and signed. */
-static __device__ __forceinline__ int k_cuda_decode_byte(uint32_t word, uint32_t i)
-{
-    return (int)__byte_perm(word, 0, 0x4440 + i);
-}
-
-static __device__ __forceinline__ int k_cuda_decode_signed(uint32_t word, uint32_t i)
-{
-    int r; /* a selector's bit 3 repeats the byte's sign */
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(word), "r"(i | (8 | i) * 0x1110));
-    return r;
-}
-
-static __device__ __forceinline__ uint32_t k_cuda_decode_word(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-/* Operand R[j][a] of Q5_K from its nibbles (already shifted down) and fifth bits. */
-static __device__ __forceinline__ uint32_t k_cuda_decode_five(uint32_t nibbles, uint32_t fifth,
-                                                              int j)
-{
-    const uint32_t bit = j <= 4 ? fifth << (4 - j) : fifth >> (j - 4);
-    return (nibbles & 0x0f0f0f0fu) | (bit & 0x10101010u);
-}
-
-/* S of Q4_K and Q5_K. Q4_K's high nibbles stay where they are: their sums are 16-fold and kept
- * apart (below 2^29), so that the shift down comes once. */
-template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_fives(struct k_cuda_decode_sums<COLUMNS> &s,
-                                                           const uint8_t *tile, const int8_t *x,
-                                                           const uint32_t (*scales)[2])
-{
-    struct k_cuda_decode_sums<COLUMNS> high = {
-    };
-    const uint4 h = F == K_Q5_K ? k_cuda_decode_load(tile, 4) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const uint4 v = k_cuda_decode_load(tile, c);
-        uint32_t b[4];
-        int low_sum[4], high_sum[4], scale[2][2];
-        k_cuda_mma_load(b, x + 64 * c);
-#pragma unroll
-        for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                scale[k][i] = k_cuda_decode_byte(scales[i][c / 2], 2 * (c % 2) + k);
-        if (F == K_Q4_K) {
-            k_cuda_mma_u8(low_sum, v.x & 0x0f0f0f0fu, v.y & 0x0f0f0f0fu, v.z & 0x0f0f0f0fu,
-                          v.w & 0x0f0f0f0fu, b[0], b[1]);
-            k_cuda_mma_u8(high_sum, v.x & 0xf0f0f0f0u, v.y & 0xf0f0f0f0u, v.z & 0xf0f0f0f0u,
-                          v.w & 0xf0f0f0f0u, b[2], b[3]);
-            k_cuda_decode_scale<COLUMNS>(high, high_sum, scale[1]);
-        } else {
-            const int j = 2 * c;
-            k_cuda_mma_u8(low_sum, k_cuda_decode_five(v.x, h.x, j), k_cuda_decode_five(v.y, h.y, j),
-                          k_cuda_decode_five(v.z, h.z, j), k_cuda_decode_five(v.w, h.w, j), b[0],
-                          b[1]);
-            k_cuda_mma_u8(high_sum, k_cuda_decode_five(v.x >> 4, h.x, j + 1),
-                          k_cuda_decode_five(v.y >> 4, h.y, j + 1),
-                          k_cuda_decode_five(v.z >> 4, h.z, j + 1),
-                          k_cuda_decode_five(v.w >> 4, h.w, j + 1), b[2], b[3]);
-            k_cuda_decode_scale<COLUMNS>(s, high_sum, scale[1]);
-        }
-        k_cuda_decode_scale<COLUMNS>(s, low_sum, scale[0]);
-    }
-    if (F == K_Q4_K) {
-#pragma unroll
-        for (int i = 0; i < (COLUMNS == 1 ? 1 : 4); i++)
-            s.s[i] += high.s[i] >> 4;
-    }
-}
-
-/* M of one output and one column: mins by the sums of eight 32's. */
-static __device__ __forceinline__ int k_cuda_decode_mins(const uint32_t mins[2], const uint4 &sum)
-{
-    int m = __dp2a_lo((int)sum.x, (int)mins[0], 0);
-    m = __dp2a_hi((int)sum.y, (int)mins[0], m);
-    m = __dp2a_lo((int)sum.z, (int)mins[1], m);
-    return __dp2a_hi((int)sum.w, (int)mins[1], m);
-}
-
-/* t's of a Q4_K or Q5_K tile. sum: the tile's sums of column 0, the next column sum_stride on. */
-template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_k_with_mins(const uint8_t *tile,
-                                                                 const int8_t *x,
-                                                                 const int16_t *sum,
-                                                                 uint32_t sum_stride, float *t)
-{
-    enum {
-        HEADS = COLUMNS == 1 ? 1 : 2,
-        SUMS = COLUMNS == 1 ? 1 : 4
-    };
-    const uint32_t l = threadIdx.x % 32;
-    struct k_cuda_decode_sums<COLUMNS> s = {
-    };
-    uint32_t scales[HEADS][2], mins[HEADS][2];
-    float d[HEADS], dmin[HEADS], r[SUMS];
-#pragma unroll
-    for (int i = 0; i < HEADS; i++) {
-        /* d and dmin, then scales[12]: k_format_scale_min */
-        const uint4 h = k_cuda_decode_head<COLUMNS>(tile + k_cuda_tile_head(F), i);
-        d[i] = k_cuda_warp_of_f16(h.x & 0xffffu);
-        dmin[i] = k_cuda_warp_of_f16(h.x >> 16);
-        scales[i][0] = h.y & 0x3f3f3f3fu;
-        mins[i][0] = h.z & 0x3f3f3f3fu;
-        scales[i][1] = (h.w & 0x0f0f0f0fu) | (h.y >> 2 & 0x30303030u);
-        mins[i][1] = (h.w >> 4 & 0x0f0f0f0fu) | (h.z >> 2 & 0x30303030u);
-    }
-    k_cuda_decode_fives<F, COLUMNS>(s, tile, x, scales);
-    uint4 of[COLUMNS == 1 ? 1 : 2];
-#pragma unroll
-    for (int k = 0; k < (COLUMNS == 1 ? 1 : 2); k++)
-        of[k] =
-            *(const uint4 *)(const void *)(sum + (COLUMNS == 1 ? 0 : 2 * (l % 4) + k) * sum_stride);
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        const int m = k_cuda_decode_mins(mins[COLUMNS == 1 ? 0 : i / 2], of[i % 2]);
-        const float minus = __fmul_rn(dmin[COLUMNS == 1 ? 0 : i / 2], __int2float_rn(m));
-        r[i] = __fmaf_rn(d[COLUMNS == 1 ? 0 : i / 2], __int2float_rn(s.s[i]), -minus);
-    }
-    k_cuda_decode_put<COLUMNS>(r, t);
-}
-
-/* Adds the two sub-blocks of 32 inputs, number k of half a tile. v: the half's loads; b: operand B of
- * each 16 inputs. */
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_six_32(struct k_cuda_decode_sums<COLUMNS> &s,
-                                                            const uint4 (&v)[3],
-                                                            const uint4 *scales, int half, int k,
-                                                            const uint32_t *b)
-{
-    const int j = 4 * half + k;
-    uint32_t w[3];
-    int first[4], second[4], scale[2][2];
-#pragma unroll
-    for (int p = 0; p < 3; p++)
-        w[p] = k_cuda_decode_word(v[(3 * k + p) / 4], (3 * k + p) % 4);
-    const uint32_t rest =
-        (w[0] << 6 & 0xc0c0c0c0u) | (w[1] << 4 & 0x30303030u) | (w[2] << 2 & 0x0c0c0c0cu);
-    k_cuda_mma_half(first, w[0] & 0xfcfcfcfcu, w[1] & 0xfcfcfcfcu, b[0]);
-    k_cuda_mma_half(second, w[2] & 0xfcfcfcfcu, rest, b[1]);
-#pragma unroll
-    for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++)
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-            scale[n][i] =
-                k_cuda_decode_signed(k_cuda_decode_word(scales[i], j / 2), 2 * (j % 2) + n);
-    k_cuda_decode_scale<COLUMNS>(s, first, scale[0]);
-    k_cuda_decode_scale<COLUMNS>(s, second, scale[1]);
-}
-
-/* t's of a Q6_K tile. Operands are 4-fold, as the layout has them, and so is S (below 2^30); d / 4 is
- * exact and takes it back, the product being the same number. */
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_six(const uint8_t *tile, const int8_t *x,
-                                                         float *t)
-{
-    enum {
-        HEADS = COLUMNS == 1 ? 1 : 2,
-        SUMS = COLUMNS == 1 ? 1 : 4
-    };
-    struct k_cuda_decode_sums<COLUMNS> s = {
-    };
-    uint4 scales[HEADS];
-    float r[SUMS];
-#pragma unroll
-    for (int i = 0; i < HEADS; i++)
-        scales[i] = k_cuda_decode_head<COLUMNS>(tile + K_CUDA_TILE_Q6_K_HEAD, i);
-#pragma unroll
-    for (int half = 0; half < 2; half++) { /* of the inputs: three loads */
-        uint4 v[3];
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            v[i] = k_cuda_decode_load(tile, 3 * half + i);
-#pragma unroll
-        for (int k = 0; k < 4; k += 2) {
-            uint32_t b[4];
-            k_cuda_mma_load(b, x + 128 * half + 32 * k);
-            k_cuda_decode_six_32<COLUMNS>(s, v, scales, half, k, b);
-            k_cuda_decode_six_32<COLUMNS>(s, v, scales, half, k + 1, b + 2);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        const uint32_t row = k_cuda_decode_row<COLUMNS>(i / 2);
-        const float d = k_cuda_warp_of_f16(
-            *(const uint16_t *)(const void *)(tile + K_CUDA_TILE_Q6_K_D + 2 * row));
-        r[i] = __fmul_rn(__fmul_rn(d, 0.25f), __int2float_rn(s.s[i]));
-    }
-    k_cuda_decode_put<COLUMNS>(r, t);
-}
-
-/* Sums of 32-blocks 2 c and 2 c + 1. Q4_0's operands are 16-fold, as int8 without shifting apart the
- * sign; d / 16 is exact and takes it back. */
-template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_pair(const uint8_t *tile, const int8_t *x,
-                                                          int c, int (&even)[4], int (&odd)[4])
-{
-    uint32_t b[4];
-    k_cuda_mma_load(b, x + 64 * c);
-    if (F == K_Q8_0) {
-        const uint4 v = k_cuda_decode_load(tile, 2 * c), u = k_cuda_decode_load(tile, 2 * c + 1);
-        k_cuda_mma_s8(even, v.x, v.y, v.z, v.w, b[0], b[1]);
-        k_cuda_mma_s8(odd, u.x, u.y, u.z, u.w, b[2], b[3]);
-    } else {
-        const uint32_t m = 0xf0f0f0f0u, sign = 0x80808080u;
-        const uint4 v = k_cuda_decode_load(tile, c);
-        k_cuda_mma_s8(even, (v.x << 4 & m) ^ sign, (v.y << 4 & m) ^ sign, (v.z << 4 & m) ^ sign,
-                      (v.w << 4 & m) ^ sign, b[0], b[1]);
-        k_cuda_mma_s8(odd, (v.x & m) ^ sign, (v.y & m) ^ sign, (v.z & m) ^ sign, (v.w & m) ^ sign,
-                      b[2], b[3]);
-    }
-}
-
-template <enum k_format F> static __device__ __forceinline__ float k_cuda_decode_d(uint32_t half)
-{
-    const float d = k_cuda_warp_of_f16(half & 0xffffu);
-    return F == K_Q4_0 ? __fmul_rn(d, 0.0625f) : d;
-}
-
-/* t's of 32-blocks 2 c and 2 c + 1; t: of the tile. With one column, lanes t = 0, 1 go on with the
- * even block and t = 2, 3 with the odd one. */
-template <enum k_format F>
-static __device__ __forceinline__ void k_cuda_decode_pair_of_one(const uint4 *d, int c,
-                                                                 const int (&even)[4],
-                                                                 const int (&odd)[4], float *t)
-{
-    const uint32_t l = threadIdx.x % 32, both = k_cuda_decode_word(d[0], c);
-    const int upper = l & 2 ? odd[2] : even[2], lower = l & 2 ? odd[0] : even[0];
-    t[(2 * c + (l >> 1 & 1)) * 16 + k_cuda_decode_row<1>(0)] = __fmul_rn(
-        k_cuda_decode_d<F>(l & 2 ? both >> 16 : both), __int2float_rn(l & 1 ? upper : lower));
-}
-
-template <enum k_format F>
-static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(const uint4 *d, int c,
-                                                                   const int (&even)[4],
-                                                                   const int (&odd)[4], float *t)
-{
-    float r[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t both = k_cuda_decode_word(d[i / 2], c);
-        r[0][i] = __fmul_rn(k_cuda_decode_d<F>(both), __int2float_rn(even[i]));
-        r[1][i] = __fmul_rn(k_cuda_decode_d<F>(both >> 16), __int2float_rn(odd[i]));
-    }
-    k_cuda_decode_put<8>(r[0], t + 2 * c * 128);
-    k_cuda_decode_put<8>(r[1], t + (2 * c + 1) * 128);
-}
-
-/* t's of a Q8_0 or Q4_0 tile: eight blocks. */
-template <enum k_format F, int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_32s(const uint8_t *tile, const int8_t *x,
-                                                         float *t)
-{
-    uint4 d[COLUMNS == 1 ? 1 : 2];
-#pragma unroll
-    for (int i = 0; i < (COLUMNS == 1 ? 1 : 2); i++)
-        d[i] = k_cuda_decode_head<COLUMNS>(tile + k_cuda_tile_head(F), i);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        int even[4], odd[4];
-        k_cuda_decode_pair<F, COLUMNS>(tile, x, c, even, odd);
-        if constexpr (COLUMNS == 1)
-            k_cuda_decode_pair_of_one<F>(d, c, even, odd, t);
-        else
-            k_cuda_decode_pair_of_eight<F>(d, c, even, odd, t);
-    }
-}
-
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_tile(enum k_format f, const uint8_t *tile,
-                                                          const int8_t *x, const int16_t *sum,
-                                                          uint32_t sum_stride, float *t)
-{
-    switch (f) {
-    case K_Q4_K:
-        k_cuda_decode_k_with_mins<K_Q4_K, COLUMNS>(tile, x, sum, sum_stride, t);
-        break;
-    case K_Q5_K:
-        k_cuda_decode_k_with_mins<K_Q5_K, COLUMNS>(tile, x, sum, sum_stride, t);
-        break;
-    case K_Q6_K:
-        k_cuda_decode_six<COLUMNS>(tile, x, t);
-        break;
-    case K_Q8_0:
-        k_cuda_decode_32s<K_Q8_0, COLUMNS>(tile, x, t);
-        break;
-    case K_Q4_0:
-        k_cuda_decode_32s<K_Q4_0, COLUMNS>(tile, x, t);
-        break;
-    default:
-        break;
-    }
-}
-
-/* ---- a block's stripes ----------------------------------------------------------------------- */
-
-/* A6 over a chunk's t's: `blocks` of each stripe. */
-template <int COLUMNS>
-static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_decode_shared &s,
-                                                          uint32_t n_stripes, uint32_t blocks,
-                                                          uint32_t dx_stride, uint32_t count,
-                                                          bool first)
-{
-    for (uint32_t i = threadIdx.x; i < n_stripes * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS) {
-        const uint32_t column = i % COLUMNS, stripe = i / (16 * COLUMNS);
-        const float *t = s.t + (size_t)stripe * blocks * 16 * COLUMNS + i % (16 * COLUMNS);
-        const float *dx = s.dx + column * dx_stride;
-        float sum = first ? 0.0f : s.acc[i];
-        if (column >= count)
-            continue;
-#pragma unroll 8
-        for (uint32_t b = 0; b < blocks; b++)
-            sum = __fmaf_rn(dx[b], t[b * 16 * COLUMNS], sum);
-        s.acc[i] = sum;
-    }
-}
-
-/* Fetches `tiles` tiles from tile `b` on of the columns' rows: each thread's few loads first, then
- * their stores. With eight columns a warp has one. */
+/* Fetches the q's, sums and dx's of `tiles` tiles from tile `first` on of the columns' rows. With
+ * eight columns a warp has one. */
 template <int COLUMNS, typename Row>
-static __device__ __forceinline__ void k_cuda_decode_fetch(const struct k_cuda_decode_shared &s,
+static __device__ __forceinline__ void k_cuda_decode_stage(const struct k_cuda_decode_shared &s,
                                                            const struct k_cuda_decode_shape &shape,
-                                                           enum k_form form, uint32_t n_in,
-                                                           uint32_t count, Row row, uint32_t b,
+                                                           const struct k_cuda_decode_piece &piece,
+                                                           uint32_t count, Row row, uint32_t first,
                                                            uint32_t tiles)
 {
-    enum {
-        PIECES = COLUMNS == 1 ? 1 : 4
-    }; /* of 16 tiles of one column, 8 of eight */
     const uint32_t c = COLUMNS == 1 ? 0 : threadIdx.x / 32;
-    const uint32_t i = COLUMNS == 1 ? threadIdx.x : threadIdx.x % 32;
+    const uint32_t from = COLUMNS == 1 ? threadIdx.x : threadIdx.x % 32;
     const uint32_t step = COLUMNS == 1 ? K_CUDA_DECODE_THREADS : 32;
-    const uint32_t blocks = form == K_FORM_Q32 ? 8 : 1;
+    const enum k_form form = k_cuda_decode_form(piece.format);
+    const uint32_t blocks = k_cuda_decode_blocks(piece.format);
     if (c >= count)
         return;
     const uint8_t *r = row(c);
-    const uint4 *q = (const uint4 *)(const void *)(r + b * 256);
+    const uint4 *q = (const uint4 *)(const void *)(r + first * 256);
     const uint4 *sums =
-        (const uint4 *)(const void *)(r + k_cuda_act_sum_offset(form, n_in) + b * 16);
-    const float *dx = (const float *)(const void *)(r + k_cuda_act_dx_offset(n_in)) + b * blocks;
-    uint4 piece[PIECES], sum = make_uint4(0, 0, 0, 0);
-    float scale = 0.0f;
-#pragma unroll
-    for (int k = 0; k < PIECES; k++)
-        if (i + k * step < tiles * 16)
-            piece[k] = q[i + k * step];
-    if (i < tiles)
-        sum = sums[i];
-    if (i < tiles * blocks)
-        scale = dx[i];
-    uint4 *to = (uint4 *)(void *)(s.q + c * (shape.tiles * 256 + 16));
-#pragma unroll
-    for (int k = 0; k < PIECES; k++)
-        if (i + k * step < tiles * 16)
-            to[i + k * step] = piece[k];
-    if (i < tiles)
-        *(uint4 *)(void *)(s.sum + c * (shape.tiles * 8 + 8) + i * 8) = sum;
-    if (i < tiles * blocks)
-        s.dx[c * (shape.tiles * blocks + 1) + i] = scale;
+        (const uint4 *)(const void *)(r + k_cuda_act_sum_offset(form, piece.n_in) + first * 16);
+    const float *dx =
+        (const float *)(const void *)(r + k_cuda_act_dx_offset(piece.n_in)) + first * blocks;
+    uint4 *to = (uint4 *)(void *)(s.q + c * (shape.staged * 256 + 16));
+    uint4 *to_sums = (uint4 *)(void *)(s.sum + c * (shape.staged * 8 + 8));
+#pragma unroll 4
+    for (uint32_t i = from; i < tiles * 16; i += step)
+        to[i] = q[i];
+    for (uint32_t i = from; i < tiles; i += step)
+        to_sums[i] = sums[i];
+    for (uint32_t i = from; i < tiles * blocks; i += step)
+        s.dx[c * (shape.staged * shape.blocks + 1) + i] = dx[i];
 }
 
-static __device__ __forceinline__ const uint8_t *k_cuda_decode_tile_of(
-    enum k_format f, const struct k_cuda_decode_stripes &stripes, uint32_t all_tiles, uint32_t b,
-    uint32_t tiles, uint32_t item)
+/* A6 over a batch's t's, then emit(column, output of the piece, sum, the second set's sum) if that
+ * was the rest of the outputs' inputs. `turn` says which warp begins, so that the few folds of one
+ * column do not fall to the same. dx: of the batch's first tile. */
+template <int COLUMNS, int SETS, typename Emit>
+static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_decode_shared &s,
+                                                          const struct k_cuda_decode_batch &b,
+                                                          const float *t, const float *dx,
+                                                          uint32_t dx_stride, uint32_t blocks,
+                                                          uint32_t count, bool last, uint32_t turn,
+                                                          Emit emit)
 {
-    const uint32_t stripe = item / tiles, set = stripe >= stripes.count;
-    const uint64_t nth = (uint64_t)(stripe - set * stripes.count) * all_tiles + b + item % tiles;
-    return (set ? stripes.first[1] : stripes.first[0]) + nth * k_cuda_tile_bytes(f);
+    const uint32_t results = b.stripes * 16 * COLUMNS, n = b.tiles * blocks;
+    for (uint32_t i = (threadIdx.x + 32 * turn) % K_CUDA_DECODE_THREADS; i < results;
+         i += K_CUDA_DECODE_THREADS) {
+        const uint32_t column = i % COLUMNS;
+        if (column >= count)
+            continue;
+        const float *from = t + i / (16 * COLUMNS) * n * 16 * COLUMNS + i % (16 * COLUMNS);
+        const float *scale = dx + column * dx_stride;
+        float sum[SETS];
+#pragma unroll
+        for (int k = 0; k < SETS; k++)
+            sum[k] = b.tile == 0 ? 0.0f : s.acc[k * results + i];
+#pragma unroll 8
+        for (uint32_t j = 0; j < n; j++)
+            for (int k = 0; k < SETS; k++)
+                sum[k] = __fmaf_rn(scale[j], from[(k * b.stripes * n + j) * 16 * COLUMNS], sum[k]);
+        if (last)
+            emit(column, b.stripe * 16 + i / COLUMNS, sum[0], sum[SETS - 1]);
+        else
+            for (int k = 0; k < SETS; k++)
+                s.acc[k * results + i] = sum[k];
+    }
 }
 
-/* acc[stripe][16][COLUMNS] = the stripes' products with the columns; thread i has written acc[i],
- * acc[i + threads], ... row(c): column c's activation row, c < count <= COLUMNS. F: the format, if it
- * is known. Call it again only after a barrier. */
-template <int F, int COLUMNS, typename Row>
-static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_shared &s,
-                                                     const struct k_cuda_decode_shape &shape,
-                                                     const struct k_cuda_decode_stripes &stripes,
-                                                     uint32_t n_in, uint32_t count, Row row)
+/* Waits for the oldest of `ring` groups of copies. */
+static __device__ __forceinline__ void k_cuda_decode_arrived(uint32_t ring)
+{
+    if (ring == K_CUDA_DECODE_RING)
+        k_cuda_warp_copied<K_CUDA_DECODE_RING - 1>();
+    else if (ring == 2)
+        k_cuda_warp_copied<1>();
+    else
+        k_cuda_warp_copied<0>();
+    __syncwarp();
+}
+
+/* A piece with up to COLUMNS columns. row(c): column c's activation row. The caller's next use of
+ * shared memory comes after a barrier. */
+template <int F, int COLUMNS, int SETS, typename Row, typename Emit>
+static __device__ __forceinline__ void k_cuda_decode_piece_of(
+    const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
+    const struct k_cuda_decode_piece &piece, uint32_t count, Row row, Emit emit)
 {
     const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
-    const enum k_format f = F != K_CUDA_DECODE_ANY ? (enum k_format)F : stripes.format;
-    const enum k_form form = k_cuda_decode_form(f);
-    const uint32_t blocks = k_cuda_decode_blocks(f), n_stripes = stripes.sets * stripes.count;
-    const uint32_t all_tiles = n_in / K_CUDA_TILE_INPUTS;
+    const enum k_format f = F != K_CUDA_DECODE_ANY ? (enum k_format)F : piece.format;
+    const uint32_t blocks = k_cuda_decode_blocks(f), bytes = k_cuda_tile_bytes(f);
+    const uint32_t all_tiles = piece.n_in / K_CUDA_TILE_INPUTS, n_stripes = piece.count;
     const uint32_t x_column = COLUMNS == 1 ? 0 : min(l % 8, count - 1);
-    const int8_t *x = s.q + x_column * (shape.tiles * 256 + 16) + l / 8 * 16;
+    const uint32_t x_stride = shape.staged * 256 + 16, sum_stride = shape.staged * 8 + 8;
+    const uint32_t dx_stride = shape.staged * shape.blocks + 1;
+    const int8_t *x = s.q + x_column * x_stride + l / 8 * 16;
     uint8_t *ring = s.ring + warp * shape.ring * shape.slot;
-    uint32_t tiles = min(shape.tiles, all_tiles);
-    /* Starts the copy of an item of the chunk at tile b, if there is one, and closes a group. */
-    auto copy = [&](uint32_t b, uint32_t item, uint32_t slot) {
-        if (item < n_stripes * tiles) {
-            const uint8_t *from = k_cuda_decode_tile_of(f, stripes, all_tiles, b, tiles, item);
-            for (uint32_t i = l; i < k_cuda_tile_bytes(f) / 16; i += 32)
+    struct k_cuda_decode_batch ahead = {}, b;
+    k_cuda_decode_size(ahead, shape, n_stripes, all_tiles);
+    b = ahead;
+    uint32_t next = warp; /* item of `ahead` that this warp copies next */
+    /* Starts the copy of the warp's next item, if there is one, and closes a group. */
+    auto copy = [&](uint32_t slot) {
+        while (ahead.stripe < n_stripes && next >= SETS * ahead.stripes * ahead.tiles) {
+            k_cuda_decode_next(ahead, shape, n_stripes, all_tiles);
+            next = warp;
+        }
+        if (ahead.stripe < n_stripes) {
+            const uint32_t v = next * ahead.inverse >> 16, set = v >= ahead.stripes;
+            const uint32_t stripe = ahead.stripe + v - set * ahead.stripes;
+            const uint32_t tile = ahead.tile + next - v * ahead.tiles;
+            const uint8_t *from = (set ? piece.first[SETS - 1] : piece.first[0]) +
+                                  ((uint64_t)stripe * all_tiles + tile) * bytes;
+            for (uint32_t i = l; i < bytes / 16; i += 32)
                 k_cuda_warp_copy16(ring + slot * shape.slot + 16 * i, from + 16 * i);
+            next += K_CUDA_DECODE_WARPS;
         }
         k_cuda_warp_commit();
     };
-    auto copy_first = [&](uint32_t b) {
-        for (uint32_t k = 0; k < K_CUDA_DECODE_RING; k++)
-            copy(b, warp + k * K_CUDA_DECODE_WARPS, k);
-    };
-    copy_first(0);
-    for (uint32_t b = 0; b < all_tiles; b += shape.tiles) {
-        if (b > 0)
-            __syncthreads(); /* the last chunk is folded */
-        k_cuda_decode_fetch<COLUMNS>(s, shape, form, n_in, count, row, b, tiles);
-        __syncthreads();
-        uint32_t slot = 0;
-        for (uint32_t item = warp; item < n_stripes * tiles; item += K_CUDA_DECODE_WARPS) {
-            k_cuda_warp_copied<K_CUDA_DECODE_RING - 1>();
-            __syncwarp();
-            k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + item % tiles * 256,
-                                        s.sum + item % tiles * 8, shape.tiles * 8 + 8,
-                                        s.t + item * blocks * 16 * COLUMNS);
-            __syncwarp();
-            copy(b, item + K_CUDA_DECODE_RING * K_CUDA_DECODE_WARPS, slot);
-            slot = slot + 1 == K_CUDA_DECODE_RING ? 0 : slot + 1;
+    for (uint32_t k = 0; k < shape.ring; k++)
+        copy(k);
+    k_cuda_await(); /* weights are nobody's result */
+    k_cuda_release();
+    const bool whole = shape.staged >= all_tiles;
+    if (whole)
+        k_cuda_decode_stage<COLUMNS>(s, shape, piece, count, row, 0, all_tiles);
+    uint32_t slot = 0, turn = 0;
+    for (; b.stripe < n_stripes; k_cuda_decode_next(b, shape, n_stripes, all_tiles), turn++) {
+        if (!whole) {
+            __syncthreads(); /* the last batch is folded */
+            k_cuda_decode_stage<COLUMNS>(s, shape, piece, count, row, b.tile, b.tiles);
         }
-        const uint32_t folded = tiles * blocks, next = b + shape.tiles;
-        __syncthreads();
-        if (next < all_tiles) {
-            tiles = min(shape.tiles, all_tiles - next);
-            copy_first(next);
+        if (!whole || turn == 0)
+            __syncthreads();
+        const uint32_t staged = whole ? b.tile : 0; /* place of the batch's first tile */
+        float *t = turn & 1 ? s.t[1] : s.t[0];
+        for (uint32_t i = warp; i < SETS * b.stripes * b.tiles; i += K_CUDA_DECODE_WARPS) {
+            const uint32_t tile = staged + i - (i * b.inverse >> 16) * b.tiles;
+            k_cuda_decode_arrived(shape.ring);
+            k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + tile * 256,
+                                        s.sum + tile * 8, sum_stride,
+                                        t + i * blocks * 16 * COLUMNS);
+            __syncwarp();
+            copy(slot);
+            slot = slot + 1 == shape.ring ? 0 : slot + 1;
         }
-        k_cuda_decode_fold<COLUMNS>(s, n_stripes, folded, shape.tiles * blocks + 1, count, b == 0);
+        __syncthreads();
+        k_cuda_decode_fold<COLUMNS, SETS>(s, b, t, s.dx + staged * blocks, dx_stride, blocks, count,
+                                          b.tile + b.tiles == all_tiles, turn, emit);
+    }
+}
+
+/* A block's part of the launch. The source says what is to be done:
+ *   uint32_t units()                                  stripes of the launch, per set
+ *   void find(uint32_t unit, struct k_cuda_decode_piece &)   the piece from that unit on
+ *   const uint8_t *row(uint32_t column)               of the piece found: an activation row
+ *   void emit(uint32_t column, uint32_t output, float, float)   output: from the piece's first on */
+template <int F, int COLUMNS, int SETS, typename Source>
+static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_shape &shape,
+                                                     void *memory, Source &source)
+{
+    const struct k_cuda_decode_shared s = k_cuda_decode_carve(memory, shape, COLUMNS);
+    const uint32_t units = source.units(), each = units / gridDim.x, more = units % gridDim.x;
+    uint32_t unit = blockIdx.x * each + min(blockIdx.x, more);
+    const uint32_t end = unit + each + (blockIdx.x < more);
+    while (unit < end) {
+        struct k_cuda_decode_piece piece;
+        source.find(unit, piece);
+        piece.count = min(piece.count, end - unit);
+        for (uint32_t first = 0; first < piece.columns; first += COLUMNS) {
+            k_cuda_decode_piece_of<F, COLUMNS, SETS>(
+                s, shape, piece, min(piece.columns - first, (uint32_t)COLUMNS),
+                [&](uint32_t c) { return source.row(first + c); },
+                [&](uint32_t c, uint32_t output, float sum, float second) {
+                    source.emit(first + c, output, sum, second);
+                });
+            __syncthreads();
+        }
+        unit += piece.count;
     }
 }
 
 /* ---- what a launch chooses ------------------------------------------------------------------- */
 
-/* Tiles of a chunk: all, up to what k_cuda_decode_fetch takes and 32 KiB of t's; else equal parts.
- * Stripes of a block: so many that each warp has an item, and up to three where the launch has blocks
- * enough, which spreads a block's start over more of them. slot, blocks: of the largest format;
- * all_stripes: of one set, in the launch. */
-static inline struct k_cuda_decode_shape k_cuda_decode_choose(uint32_t columns, uint32_t slot,
-                                                              uint32_t blocks, uint32_t sets,
-                                                              uint32_t n_tiles,
-                                                              uint64_t all_stripes,
-                                                              uint32_t sm_count)
+static inline uint32_t k_cuda_decode_parts(uint32_t n, uint32_t part)
 {
-    const uint32_t most_tiles = columns == 1 ? 16 : blocks == 1 ? 8 : 4;
-    const uint32_t chunks = (n_tiles + most_tiles - 1) / most_tiles;
-    const uint32_t most_items = 32 * 1024 / (blocks * 64 * columns);
-    struct k_cuda_decode_shape shape;
-    shape.tiles = (n_tiles + chunks - 1) / chunks;
+    return (n + part - 1) / part;
+}
+
+/* Stripes of a batch, `items` of them each: so many, up to `most`, that the warps' last round is as
+ * full as can be. */
+static inline uint32_t k_cuda_decode_batch_stripes(uint32_t items, uint32_t most)
+{
+    uint32_t best = 1, best_share = 0;
+    for (uint32_t n = 1; n <= most && n * items <= 3 * K_CUDA_DECODE_WARPS; n++) {
+        const uint32_t rounds = k_cuda_decode_parts(n * items, K_CUDA_DECODE_WARPS);
+        const uint32_t share = n * items * 1000 / rounds;
+        if (share > best_share) {
+            best = n;
+            best_share = share;
+        }
+    }
+    return best;
+}
+
+/* slot, blocks: of the largest format; units: at most so many in the launch. Tiles of a batch: a
+ * stripe's, as far as 24 items and the room for t's go, else equal parts of it. */
+static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cuda *c,
+                                                              uint32_t columns, uint32_t slot,
+                                                              uint32_t blocks, uint32_t sets,
+                                                              uint32_t n_tiles, uint32_t units)
+{
+    const uint32_t room = c->shared_bytes / 7 < 32768 ? c->shared_bytes / 7 : 32768;
+    const uint32_t widest = columns == 1 ? 64 : c->shared_bytes < 131072 ? 8 : 16;
+    const uint32_t fitting = room / (blocks * 64 * columns), full = 3 * K_CUDA_DECODE_WARPS;
+    const uint32_t items = fitting < full ? fitting : full;
+    struct k_cuda_decode_shape shape = {};
     shape.slot = slot;
     shape.blocks = blocks;
-    const uint32_t a_stripe = shape.tiles * sets; /* items that a stripe of each set brings */
-    shape.stripes = a_stripe < K_CUDA_DECODE_WARPS ? K_CUDA_DECODE_WARPS / a_stripe : 1;
-    while ((shape.stripes + 1) * a_stripe <= K_CUDA_DECODE_RING * K_CUDA_DECODE_WARPS &&
-           (shape.stripes + 1) * a_stripe <= most_items &&
-           all_stripes / (shape.stripes + 1) >= 8 * (uint64_t)sm_count)
-        shape.stripes++;
-    const uint32_t rounds =
-        (shape.stripes * a_stripe + K_CUDA_DECODE_WARPS - 1) / K_CUDA_DECODE_WARPS;
-    shape.ring = rounds < K_CUDA_DECODE_RING ? rounds : (uint32_t)K_CUDA_DECODE_RING;
-    return shape;
+    shape.sets = sets;
+    shape.tiles = k_cuda_decode_parts(n_tiles, k_cuda_decode_parts(n_tiles * sets, items));
+    shape.inverse = k_cuda_decode_inverse(shape.tiles);
+    shape.staged = n_tiles <= widest ? n_tiles : shape.tiles;
+    const uint32_t a_stripe = shape.tiles * sets, most = items / a_stripe;
+    const uint32_t each = k_cuda_decode_parts(units, c->sm_count * K_CUDA_DECODE_BLOCKS);
+    shape.stripes = k_cuda_decode_batch_stripes(a_stripe, each < most ? each : most);
+    for (shape.ring = K_CUDA_DECODE_RING;; shape.ring--) {
+        const uint32_t fit =
+            c->shared_bytes / (k_cuda_decode_carve(NULL, shape, columns).bytes + 1024);
+        const uint32_t blocks_each = fit > K_CUDA_DECODE_BLOCKS ? (uint32_t)K_CUDA_DECODE_BLOCKS
+                                     : fit > 0                  ? fit
+                                                                : 1;
+        shape.grid = c->sm_count * blocks_each < units ? c->sm_count * blocks_each : units;
+        const uint32_t rounds = k_cuda_decode_parts(
+            k_cuda_decode_parts(units, shape.grid) * n_tiles * sets, K_CUDA_DECODE_WARPS);
+        if (shape.ring == 1 || (rounds >= shape.ring && fit > 1) || (shape.ring == 2 && fit == 1))
+            return shape;
+    }
 }
 
 #endif

@@ -11,59 +11,78 @@ namespace
 struct part {
     const uint8_t *weights;
     float *y;
-    uint32_t n_out, first; /* first block of the launch */
+    uint32_t n_out, first; /* first unit of the launch */
     enum k_format format;
 };
 
 struct decode {
     struct part parts[K_MATMUL_MAX];
-    uint32_t n_parts, n_in, max_rows;
+    uint32_t n_parts, units, n_in, max_rows;
     const uint8_t *q32, *q256;
     const uint32_t *n_rows;
     struct k_cuda_decode_shape shape;
 };
 
-/* The memory of max_rows rows is always there, so with few rows their number is looked at last. */
+/* The memory of max_rows rows is always there, so their number is looked at when results are
+ * stored. */
+struct decode_source {
+    const struct decode &p;
+    const uint8_t *act;
+    uint64_t act_stride;
+    float *y; /* row 0, the piece's first output */
+    uint32_t n_out;
+
+    __device__ uint32_t units() const
+    {
+        return p.units;
+    }
+    __device__ void find(uint32_t unit, struct k_cuda_decode_piece &ret)
+    {
+        uint32_t m = 0;
+        while (m + 1 < p.n_parts && unit >= p.parts[m + 1].first)
+            m++;
+        const struct part &part = p.parts[m];
+        const uint32_t stripe = unit - part.first;
+        const enum k_form form = k_cuda_decode_form(part.format);
+        act = form == K_FORM_Q32 ? p.q32 : p.q256;
+        act_stride = k_cuda_act_stride(form, p.n_in);
+        n_out = part.n_out;
+        y = part.y + stripe * K_CUDA_TILE_OUTPUTS;
+        ret.first[0] = ret.first[1] =
+            part.weights + k_cuda_tile_offset(part.format, p.n_in, stripe, 0);
+        ret.format = part.format;
+        ret.n_in = p.n_in;
+        ret.count = n_out / K_CUDA_TILE_OUTPUTS - stripe;
+        ret.columns = p.max_rows;
+    }
+    __device__ const uint8_t *row(uint32_t column) const
+    {
+        return act + column * act_stride;
+    }
+    __device__ void emit(uint32_t column, uint32_t output, float sum, float) const
+    {
+        if (column < *p.n_rows)
+            y[(uint64_t)column * n_out + output] = sum;
+    }
+};
+
 template <int F, int COLUMNS>
 __global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     decode_rows(const struct decode p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
-    uint32_t m = 0;
-    while (m + 1 < p.n_parts && blockIdx.x >= p.parts[m + 1].first)
-        m++;
-    const struct part part = p.parts[m];
-    const enum k_format format = F == K_CUDA_DECODE_ANY ? part.format : (enum k_format)F;
-    const enum k_form form = k_cuda_decode_form(format);
-    const uint32_t stripe = (blockIdx.x - part.first) * p.shape.stripes;
-    struct k_cuda_decode_stripes stripes;
-    stripes.sets = 1;
-    stripes.count = min(p.shape.stripes, part.n_out / K_CUDA_TILE_OUTPUTS - stripe);
-    stripes.format = format;
-    stripes.first[0] = part.weights + k_cuda_tile_offset(format, p.n_in, stripe, 0);
-    stripes.first[1] = NULL;
-    const struct k_cuda_decode_shared shared =
-        k_cuda_decode_carve(k_cuda_decode_memory, p.shape, 1, COLUMNS);
-    const uint8_t *act = form == K_FORM_Q32 ? p.q32 : p.q256;
-    const uint64_t act_stride = k_cuda_act_stride(form, p.n_in);
-    const uint32_t n_rows = *p.n_rows;
-    auto row = [&](uint32_t c) { return act + c * act_stride; };
-    k_cuda_decode<F, COLUMNS>(shared, p.shape, stripes, p.n_in, p.max_rows, row);
-    for (uint32_t i = threadIdx.x; i < stripes.count * 16 * COLUMNS; i += K_CUDA_DECODE_THREADS)
-        if (i % COLUMNS < n_rows)
-            part.y[(uint64_t)(i % COLUMNS) * part.n_out + stripe * 16 + i / COLUMNS] =
-                shared.acc[i];
+    struct decode_source source = {p, NULL, 0, NULL, 0};
+    k_cuda_decode<F, COLUMNS, 1>(p.shape, k_cuda_decode_memory, source);
 }
 
-template <int F>
-void decode_launch(const struct decode &p, uint32_t grid, uint32_t shared_bytes, struct k_stream *s)
+template <int F> void decode_launch(const struct decode &p, uint32_t columns, struct k_stream *s)
 {
-    if (p.max_rows == 1)
-        K_CUDA_LAUNCH(s, (decode_rows<F, 1>), dim3(grid), dim3(K_CUDA_DECODE_THREADS), shared_bytes,
-                      p);
+    const dim3 grid(p.shape.grid), block(K_CUDA_DECODE_THREADS);
+    const uint32_t bytes = k_cuda_decode_carve(NULL, p.shape, columns).bytes;
+    if (columns == 1)
+        K_CUDA_LAUNCH_AHEAD(s, (decode_rows<F, 1>), grid, block, bytes, p);
     else
-        K_CUDA_LAUNCH(s, (decode_rows<F, 8>), dim3(grid), dim3(K_CUDA_DECODE_THREADS), shared_bytes,
-                      p);
+        K_CUDA_LAUNCH_AHEAD(s, (decode_rows<F, 8>), grid, block, bytes, p);
 }
 
 uint32_t max_of(uint32_t a, uint32_t b)
@@ -75,20 +94,9 @@ uint32_t max_of(uint32_t a, uint32_t b)
 void multiply_few(const struct k_matmul *a, struct k_stream *s)
 {
     struct decode p = {};
-    uint64_t stripes = 0;
     uint32_t slot = 0, blocks = 0;
     bool one_format = true;
     const uint32_t columns = a->rows.max_rows == 1 ? 1 : 8;
-    for (uint32_t m = 0; m < a->n_matrices; m++) {
-        const enum k_format format = a->w[m].format;
-        slot = max_of(slot, k_cuda_tile_bytes(format));
-        blocks = max_of(blocks, k_cuda_decode_blocks(format));
-        stripes += a->w[m].n_out / K_CUDA_TILE_OUTPUTS;
-        one_format = one_format && format == a->w[0].format;
-    }
-    p.shape = k_cuda_decode_choose(columns, slot, blocks, 1, a->act.n / K_CUDA_TILE_INPUTS, stripes,
-                                   k_cuda_of(s->device)->sm_count);
-    uint32_t grid = 0;
     for (uint32_t m = 0; m < a->n_matrices; m++) {
         const struct k_matrix *w = &a->w[m];
         struct part *part = &p.parts[p.n_parts++];
@@ -96,28 +104,32 @@ void multiply_few(const struct k_matmul *a, struct k_stream *s)
         part->y = (float *)k_cuda_at(a->y[m]);
         part->n_out = w->n_out;
         part->format = w->format;
-        part->first = grid;
-        grid += (w->n_out / K_CUDA_TILE_OUTPUTS + p.shape.stripes - 1) / p.shape.stripes;
+        part->first = p.units;
+        p.units += w->n_out / K_CUDA_TILE_OUTPUTS;
+        slot = max_of(slot, k_cuda_tile_bytes(w->format));
+        blocks = max_of(blocks, k_cuda_decode_blocks(w->format));
+        one_format = one_format && w->format == a->w[0].format;
     }
     p.n_in = a->act.n;
     p.max_rows = a->rows.max_rows;
     p.q32 = (const uint8_t *)k_cuda_at(a->act.q32);
     p.q256 = (const uint8_t *)k_cuda_at(a->act.q256);
     p.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
-    const uint32_t bytes = k_cuda_decode_carve(NULL, p.shape, 1, columns).bytes;
+    p.shape = k_cuda_decode_choose(k_cuda_of(s->device), columns, slot, blocks, 1,
+                                   p.n_in / K_CUDA_TILE_INPUTS, p.units);
     switch (one_format ? (int)a->w[0].format : (int)K_CUDA_DECODE_ANY) {
     case K_Q4_0:
-        return decode_launch<K_Q4_0>(p, grid, bytes, s);
+        return decode_launch<K_Q4_0>(p, columns, s);
     case K_Q8_0:
-        return decode_launch<K_Q8_0>(p, grid, bytes, s);
+        return decode_launch<K_Q8_0>(p, columns, s);
     case K_Q4_K:
-        return decode_launch<K_Q4_K>(p, grid, bytes, s);
+        return decode_launch<K_Q4_K>(p, columns, s);
     case K_Q5_K:
-        return decode_launch<K_Q5_K>(p, grid, bytes, s);
+        return decode_launch<K_Q5_K>(p, columns, s);
     case K_Q6_K:
-        return decode_launch<K_Q6_K>(p, grid, bytes, s);
+        return decode_launch<K_Q6_K>(p, columns, s);
     default:
-        return decode_launch<K_CUDA_DECODE_ANY>(p, grid, bytes, s);
+        return decode_launch<K_CUDA_DECODE_ANY>(p, columns, s);
     }
 }
 
@@ -135,6 +147,8 @@ template <enum k_format F, int COLUMNS>
 __global__ void __launch_bounds__(K_CUDA_PLAIN_THREADS) plain_rows(const struct plain p)
 {
     const uint32_t o = blockIdx.x * K_CUDA_PLAIN_WARPS + threadIdx.x / 32;
+    k_cuda_await();
+    k_cuda_release();
     const uint32_t first = blockIdx.y * COLUMNS, n_rows = *p.n_rows;
     if (o >= p.n_out || first >= n_rows)
         return;
@@ -148,15 +162,23 @@ __global__ void __launch_bounds__(K_CUDA_PLAIN_THREADS) plain_rows(const struct 
                 p.y[(uint64_t)(first + c) * p.n_out + o] = r[c];
 }
 
+template <enum k_format F, int COLUMNS>
+void plain_launch_columns(const struct plain &p, uint32_t max_rows, struct k_stream *s)
+{
+    const dim3 grid((p.n_out + K_CUDA_PLAIN_WARPS - 1) / K_CUDA_PLAIN_WARPS,
+                    (max_rows + COLUMNS - 1) / COLUMNS);
+    K_CUDA_LAUNCH_AHEAD(s, (plain_rows<F, COLUMNS>), grid, dim3(K_CUDA_PLAIN_THREADS), 0, p);
+}
+
+/* Columns share a warp's loads of weights, where there are warps enough without dividing them. */
 template <enum k_format F>
 void plain_launch(const struct plain &p, uint32_t max_rows, struct k_stream *s)
 {
-    const uint32_t blocks = (p.n_out + K_CUDA_PLAIN_WARPS - 1) / K_CUDA_PLAIN_WARPS;
-    if (max_rows == 1)
-        K_CUDA_LAUNCH(s, (plain_rows<F, 1>), dim3(blocks), dim3(K_CUDA_PLAIN_THREADS), 0, p);
+    const uint64_t full = 16 * (uint64_t)k_cuda_of(s->device)->sm_count;
+    if (max_rows == 1 || (uint64_t)p.n_out * max_rows <= full)
+        plain_launch_columns<F, 1>(p, max_rows, s);
     else
-        K_CUDA_LAUNCH(s, (plain_rows<F, 8>), dim3(blocks, (max_rows + 7) / 8),
-                      dim3(K_CUDA_PLAIN_THREADS), 0, p);
+        plain_launch_columns<F, 8>(p, max_rows, s);
 }
 
 void multiply_plain(const struct k_matmul *a, uint32_t m, struct k_stream *s)
