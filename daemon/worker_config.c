@@ -1,5 +1,8 @@
 #include "worker_config.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "kernels.h"
 #include "settings.h"
 
@@ -9,10 +12,22 @@ static uint64_t bytes_or_auto(const struct settings *s, enum setting_id id)
     return settings_is_auto(s, id) ? 0 : settings_bytes(s, id);
 }
 
+/* For tests, as ISLET_CRASH_AT: ISLET_GPU_FAULT=n:error makes the nth call of the device's library
+ * fail with that number, once in the life of the process. */
+static struct k_cuda_fault asked_fault(void)
+{
+    const char *asked = getenv("ISLET_GPU_FAULT");
+    unsigned long long nth;
+    struct k_cuda_fault fault = {.nth = 0};
+    if (asked != NULL && sscanf(asked, "%llu:%d", &nth, &fault.error) == 2)
+        fault.nth = nth;
+    return fault;
+}
+
 static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
 {
     (void)context;
-    return k_open_cuda(&(struct k_cuda_options){.ordinal = -1}, ret, e);
+    return k_open_cuda(&(struct k_cuda_options){.ordinal = -1, .fault = asked_fault()}, ret, e);
 }
 
 struct engine_config worker_config_engine(const struct settings *s)
