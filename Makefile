@@ -265,7 +265,7 @@ check-model: $(MODELS) ## logits, chats and bits of the shipped model against th
 	@VERBOSE=1 tests/check/run_tests.sh $(LIMIT_MODEL) $(MODELS)
 check-fuzz: $(REPLAYS) ## every committed fuzz input once
 	@for r in $(REPLAYS); do name=$${r##*/replay_fuzz_}; echo "  $$name: $$($$r tests/fuzz/corpus/$$name)" || exit 1; done
-check-e2e: all $(E2ES) $(TOOLS) $(EXAMPLES) $(B)/bin/mkmodel $(B)/bin/bench_outofcore ## real sockets, official clients, killed workers
+check-e2e: all $(FAKES) $(E2ES) $(TOOLS) $(EXAMPLES) $(B)/bin/mkmodel $(B)/bin/bench_outofcore ## real sockets, official clients, killed workers
 	@B=$(B) tests/e2e/run.sh
 soak: all ## 10 minutes of 200 clients: memory, descriptors and queue must come back (SECONDS=n for another time)
 	@B=$(B) tests/e2e/run.sh soak $(if $(filter command line,$(origin SECONDS)),$(SECONDS),600)
