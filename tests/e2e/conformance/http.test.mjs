@@ -258,7 +258,7 @@ test('an address beyond loopback asks for keys', () => {
   assert.match(r.stderr, /server\.listen.*server\.api_key_file/);
 });
 
-test('S16 and S12 by hand: a form that a browser can send reaches no handler', async () => {
+test('W17 a form that a browser can send reaches no handler', async () => {
   const before = await server.metrics();
   for (const more of ['Content-Type: text/plain\r\nOrigin: http://localhost\r\n', 'Content-Type: text/plain\r\nSec-Fetch-Site: same-site\r\n', 'Content-Type: text/plain\r\nSec-Fetch-Site: cross-site\r\n', 'Content-Type: text/plain\r\nOrigin: null\r\n']) {
     const body = JSON.stringify(C);
