@@ -149,6 +149,7 @@ static void describe_gpu(const struct engine_run *run, struct proto_status *c)
     c->expert_copies_total = run->islands.counts.copies;
     c->expert_copy_bytes_total = run->islands.counts.copied_bytes;
     c->cpu_experts_us_total = run->hybrid.cpu_ns / 1000;
+    c->gpu_wait_us_total = run->hybrid.gpu_wait_ns / 1000;
 }
 
 static void take_snapshot(struct engine *g)

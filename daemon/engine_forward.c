@@ -402,6 +402,16 @@ static enum err_code head(struct engine_forward *f)
     return code;
 }
 
+enum err_code engine_forward_wait(struct engine_forward *f)
+{
+    if (f->hybrid == NULL)
+        return f->ops->wait(f->stream);
+    const uint64_t start = ticks_ns(f->hybrid->ticks);
+    const enum err_code code = f->ops->wait(f->stream);
+    f->hybrid->gpu_wait_ns += ticks_ns(f->hybrid->ticks) - start;
+    return code;
+}
+
 enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
 {
     enum err_code code;
@@ -480,7 +490,7 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     struct k_graph *whole = engine_record_whole(&f->record, f);
     enum err_code code = whole != NULL ? replay_whole(f, whole) : layers(f);
     download_step(f);
-    const enum err_code waited = f->ops->wait(f->stream);
+    const enum err_code waited = engine_forward_wait(f);
     if (code == ERR_OK)
         code = waited;
     if (code == ERR_OK && f->hybrid != NULL)

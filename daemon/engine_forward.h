@@ -119,6 +119,8 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
 enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
     __attribute__((warn_unused_result));
 void engine_forward_bound(struct engine_forward *f, uint32_t n_rows, uint32_t n_logits);
+/* Of engine_moe: waits for the stream, and counts the time where a GPU computes. */
+enum err_code engine_forward_wait(struct engine_forward *f) __attribute__((warn_unused_result));
 
 /* Experts of the last step in `layer`, [n_rows][n_used] in rank order; lent until the next step. */
 const uint32_t *engine_forward_routes(const struct engine_forward *f, uint32_t layer);

@@ -36,8 +36,11 @@ struct engine_hybrid {
     struct k_span mine; /* uint8 [max_rows * n_used]: this batch has the result */
     struct k_span out;  /* float [max_rows * n_used][n_embd] */
     uint32_t n_rows;
-    bool quantised;  /* the layer's rows are there in the forms that experts read */
-    uint64_t cpu_ns; /* time spent computing, in all */
+    bool quantised;       /* the layer's rows are there in the forms that experts read */
+    bool took_part;       /* in the last layer that might have had it */
+    bool rows_there;      /* the layer's rows */
+    uint64_t gpu_wait_ns; /* time that the engine waited for the GPU, in all */
+    uint64_t cpu_ns;      /* time spent computing, in all */
 };
 
 /* Bytes of the CPU's memory. */
@@ -49,8 +52,11 @@ enum err_code engine_hybrid_start(struct engine_hybrid *h,
 void engine_hybrid_done(struct engine_hybrid *h); /* a cleared one is fine */
 
 void engine_hybrid_step(struct engine_hybrid *h, uint32_t n_rows);
-/* Where the rows that the experts read go, float [n_rows][n_embd]; lent. */
+/* Where the rows that the experts read go, float [n_rows][n_embd]; lent. NULL: not yet, they are many
+ * and probably not needed. */
 float *engine_hybrid_layer(struct engine_hybrid *h);
+/* They are needed: where they go, or NULL if they are there. */
+float *engine_hybrid_rows(struct engine_hybrid *h);
 /* Computes the selected groups of the layer, whose rows are there. */
 enum err_code engine_hybrid_compute(struct engine_hybrid *h, uint32_t layer, uint32_t n_groups,
                                     const struct k_group *groups, const uint32_t *order,

@@ -143,7 +143,7 @@ static enum err_code download_layer(struct engine_forward *f, uint32_t layer, fl
     if (rows != NULL)
         f->ops->download(f->stream, rows, f->norm_act.f32,
                          (size_t)f->n_rows * f->norm_act.n * sizeof(*rows));
-    const enum err_code code = f->ops->wait(f->stream);
+    const enum err_code code = engine_forward_wait(f);
     if (code != ERR_OK)
         return code;
     memcpy(&f->layer_groups[layer], f->host_layer, sizeof(f->layer_groups[layer]));
@@ -228,10 +228,18 @@ static enum err_code compute_on_cpu(struct engine_forward *f,
                                     const struct engine_experts_layer *groups,
                                     const uint32_t *selected, uint32_t n)
 {
+    enum err_code code = ERR_OK;
     if (n == 0)
-        return ERR_OK;
-    const enum err_code code = engine_hybrid_compute(f->hybrid, groups->index, groups->n_groups,
-                                                     groups->groups, groups->order, selected, n);
+        return code;
+    float *rows = engine_hybrid_rows(f->hybrid);
+    if (rows != NULL) {
+        f->ops->download(f->stream, rows, f->norm_act.f32,
+                         (size_t)f->n_rows * f->norm_act.n * sizeof(*rows));
+        code = engine_forward_wait(f);
+    }
+    if (code == ERR_OK)
+        code = engine_hybrid_compute(f->hybrid, groups->index, groups->n_groups, groups->groups,
+                                     groups->order, selected, n);
     if (code != ERR_OK)
         return code;
     engine_hybrid_send(f->hybrid, f->stream, f->expert_out, groups->groups, groups->order, selected,
@@ -264,6 +272,9 @@ static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
     enum err_code code = download_layer(f, layer, engine_hybrid_layer(f->hybrid), &groups);
     if (code != ERR_OK)
         return code;
+    uint64_t bytes, ns;
+    if (tier_vram_timed(&is->vram, &bytes, &ns))
+        engine_split_learn(&f->hybrid->rates.link, bytes, ns);
     engine_islands_layer(is, &groups);
     code = compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
     if (code == ERR_OK)

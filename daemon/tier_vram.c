@@ -8,6 +8,7 @@
 enum {
     TRANSIT_BYTES = 32 << 20, /* of each half of the transit area, unless an expert is larger */
     ALIGN = 256,              /* of whatever the device arranges */
+    TIMED_EVERY = 16,         /* copies */
     SLOT_BYTES = TIER_VRAM_SLICES * sizeof(uint64_t)
 };
 
@@ -107,6 +108,10 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
         code = ops->stream_new(options->device, &v->copies, e);
     if (code == ERR_OK)
         code = ops->event_new(options->device, &v->copied, e);
+    if (code == ERR_OK)
+        code = ops->event_new(options->device, &v->from, e);
+    if (code == ERR_OK)
+        code = ops->event_new(options->device, &v->to, e);
     for (int i = 0; i < 2 && code == ERR_OK; i++) {
         code = ops->event_new(options->device, &v->used[i], e);
         if (code == ERR_OK)
@@ -123,14 +128,11 @@ void tier_vram_done(struct tier_vram *v)
 {
     if (v->copies != NULL)
         v->ops->stream_free(v->copies);
-    for (int i = 0; i < 2; i++) {
-        if (v->used[i] != NULL)
-            v->ops->event_free(v->used[i]);
-        if (v->ready[i] != NULL)
-            v->ops->event_free(v->ready[i]);
-    }
-    if (v->copied != NULL)
-        v->ops->event_free(v->copied);
+    struct k_event *const events[] = {v->copied,   v->used[0], v->used[1], v->ready[0],
+                                      v->ready[1], v->from,    v->to};
+    for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i] != NULL)
+            v->ops->event_free(events[i]);
     if (v->memory != NULL)
         v->ops->buffer_free(v->memory);
     alloc_free(v->layers);
@@ -165,7 +167,10 @@ static void copy_slice(struct tier_vram *v, uint32_t layer, int slice, const uin
 void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                     const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place)
 {
+    const bool timed = v->begun % TIMED_EVERY == 0 && v->timed_bytes == 0;
     uint64_t slots[TIER_VRAM_SLICES], at = 0;
+    if (timed)
+        v->ops->event_record(v->from, v->copies);
     for (int i = 0; i < TIER_VRAM_SLICES; i++) {
         slots[i] = place + at;
         copy_slice(v, layer, i, slices[i], pinned, v->staging + at, slots[i]);
@@ -177,6 +182,21 @@ void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                    slots, sizeof(slots));
     v->ops->event_record(v->copied, v->copies);
     v->begun++;
+    if (!timed)
+        return;
+    v->ops->event_record(v->to, v->copies);
+    v->timed_bytes = at;
+}
+
+bool tier_vram_timed(struct tier_vram *v, uint64_t *ret_bytes, uint64_t *ret_ns)
+{
+    if (v->timed_bytes == 0 || !v->ops->event_passed(v->to))
+        return false;
+    const double us = v->ops->event_us(v->from, v->to);
+    *ret_bytes = v->timed_bytes;
+    *ret_ns = us > 0 ? (uint64_t)(1000 * us) : 0;
+    v->timed_bytes = 0;
+    return *ret_ns > 0;
 }
 
 void tier_vram_await(struct tier_vram *v)

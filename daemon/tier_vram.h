@@ -29,12 +29,14 @@ struct tier_vram {
     struct k_buffer *memory;                                 /* islands, transit, staging, tables */
     uint64_t islands_bytes, transit, transit_bytes, staging; /* transit_bytes: of an expert there */
     unsigned n_transit; /* experts of each half of the transit area, which is a few MiB if it can */
-    uint64_t *island_bytes;   /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
-    struct k_experts *layers; /* [n_layer] where the GPU finds its experts */
-    struct k_event *copied;   /* after the last copy begun */
-    struct k_event *ready[2]; /* after the last copy to a half of the transit area, */
-    struct k_event *used[2];  /* and after its last use */
-    uint64_t begun, done;     /* copies */
+    uint64_t *island_bytes;    /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
+    struct k_experts *layers;  /* [n_layer] where the GPU finds its experts */
+    struct k_event *copied;    /* after the last copy begun */
+    struct k_event *ready[2];  /* after the last copy to a half of the transit area, */
+    struct k_event *used[2];   /* and after its last use */
+    uint64_t begun, done;      /* copies */
+    struct k_event *from, *to; /* before and after a copy that is timed */
+    uint64_t timed_bytes;      /* of it; 0: none is */
 };
 
 /* Of one expert of the layer as an island. */
@@ -59,6 +61,9 @@ void tier_vram_await(struct tier_vram *v);
 bool tier_vram_settle(struct tier_vram *v);
 /* Waits for them. ERR_DEVICE: it failed, which the stream that computes tells too. */
 enum err_code tier_vram_wait(struct tier_vram *v);
+
+/* Was a copy timed since the last call? Every few are. */
+bool tier_vram_timed(struct tier_vram *v, uint64_t *ret_bytes, uint64_t *ret_ns);
 
 /* Place of the i-th expert of a half of the transit area. */
 uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsigned i);
