@@ -325,6 +325,7 @@ bench-outofcore: all $(B)/bin/bench_outofcore $(B)/bin/bench_ssd $(B)/bin/caches
 	@B=$(B) GGUFS="$(GGUFS)" node tests/bench/outofcore.mjs $(if $(HELP),--help)
 bench-cache: $(B)/bin/cachesim ## hits and bytes a token of the expert cache against LRU, LFU, Belady ..., with plots in build/bench
 	@mkdir -p $(B)/bench && $< tests/models/tinymoe-chat.trace --plot $(B)/bench/cache-tinymoe.svg && \
+	    $< tests/models/m89-noise.trace --plot $(B)/bench/cache-m89.svg && \
 	    $< --generate tokens=1500 --plot $(B)/bench/cache-generated.svg
 bench-cuda: $(CUDA_SO) $(B)/bin/bench_cuda ## GB/s and TOPS of the CUDA kernels beside the copy bandwidth of the same run
 	@mkdir -p $(B)/bench && $(B)/bin/bench_cuda
