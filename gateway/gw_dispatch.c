@@ -183,7 +183,9 @@ static void silence_check(struct gw_dispatch *d, uint64_t now)
         gw_upstream_drop(d->runs.upstream, "bytes, but no answer to a status request");
         return;
     }
-    if (now < heard || now - heard < (uint64_t)limit_ms * 1000000u)
+    /* A worker that nobody asked anything is not silent, however long that was. */
+    uint64_t since = heard > due ? heard : due;
+    if (due == 0 || now < since || now - since < (uint64_t)limit_ms * 1000000u)
         return;
     gw_refusal_set(&why, GW_ERROR_WORKER_UNAVAILABLE, NULL,
                    "the worker has not answered for %lld ms", (long long)limit_ms);

@@ -28,6 +28,7 @@ struct fake_run {
     struct proto_run run; /* its arrays lie behind this struct */
     uint32_t next;        /* place in the answer */
     uint64_t due_ms;
+    bool began; /* its prompt was told */
 };
 
 struct fake_peer {
@@ -217,7 +218,6 @@ static void run_accept(struct fake_worker *w, struct fake_peer *p, const struct 
     struct fake_run *r = run_copy(f->request_id, &m);
     list_append(&p->runs, &r->link);
     w->counts.open_runs++;
-    send_prompt(p, r);
 }
 
 static void run_done(struct fake_worker *w, struct fake_peer *p, struct fake_run *r,
@@ -246,6 +246,9 @@ static void run_advance(struct fake_worker *w, struct fake_peer *p, struct fake_
     uint32_t limit = w->o.per_frame > 0 ? w->o.per_frame : 1, first = r->next;
     uint16_t n = 0;
     bool stop = false;
+    if (!r->began)
+        send_prompt(p, r);
+    r->began = true;
     while (n < limit && n < 256 && !stop && r->next < r->run.max_new &&
            r->run.n_prompt + r->next < w->o.welcome.n_ctx) {
         uint32_t id = w->o.token(w->o.context, &r->run, r->next);

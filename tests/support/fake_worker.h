@@ -41,7 +41,7 @@ void fake_worker_stop(struct fake_worker *w);
 /* All from the test's thread, at any time: */
 void fake_worker_die(
     struct fake_worker *w); /* as kill -9: connections and listener close, the file stays */
-void fake_worker_hold(struct fake_worker *w, bool held); /* while held, no run goes on */
+void fake_worker_hold(struct fake_worker *w, bool held); /* while held, no run begins or goes on */
 void fake_worker_set_state(struct fake_worker *w, enum proto_state state,
                            const char *reason); /* sends welcome */
 void fake_worker_send_raw(struct fake_worker *w, const void *bytes,

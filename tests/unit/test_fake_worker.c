@@ -102,7 +102,6 @@ static void test_fake_worker_held_run_can_be_cancelled(void **state)
     uint64_t id = start(&x, 5);
     assert_true(fake_worker_wait(x.worker, one_open_run, 10000));
     assert_int_equal(proto_client_cancel(x.client, id, &e), ERR_OK);
-    expect_event(&x, PROTO_EVENT_PROGRESS, &ev);
     expect_event(&x, PROTO_EVENT_DONE, &ev);
     assert_int_equal(ev.done.finish, PROTO_FINISH_CANCELLED);
     assert_int_equal(fake_worker_counts(x.worker).cancels, 1);

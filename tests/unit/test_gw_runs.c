@@ -19,6 +19,7 @@
 #include "gw_metrics.h"
 #include "gw_model.h"
 #include "gw_request.h"
+#include "gw_upstream.h"
 #include "log.h"
 #include "ticks.h"
 
@@ -36,12 +37,13 @@ struct bed {
     struct gw_metrics metrics;
     struct gw_dispatch *dispatch;
     struct fake_worker *worker;
+    uint64_t jump_ns; /* of the dispatcher's clock */
 };
 
 static uint64_t fast_ns(void *context)
 {
-    (void)context;
-    return ticks_ns(ticks_real()) * SPEED;
+    const struct bed *b = context;
+    return ticks_ns(ticks_real()) * SPEED + b->jump_ns;
 }
 
 static int bed_open(void **state)
@@ -127,8 +129,30 @@ static void turn_until_over(struct bed *b, struct gw_request **list)
                  (unsigned)b->metrics.worker_losses_total);
 }
 
-/* Returns how many choices were answered whole. */
-static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent)
+/* The worker serves, and has said all that it has to say. */
+static void turn_until_quiet(struct bed *b)
+{
+    struct gw_upstream *u = gw_dispatch_upstream(b->dispatch);
+    while (gw_dispatch_health(b->dispatch) != GW_DISPATCH_SERVING)
+        uv_run(&b->loop, UV_RUN_ONCE);
+    assert_true(gw_upstream_ask_status(u));
+    while (gw_upstream_status_due_ns(u) != 0)
+        uv_run(&b->loop, UV_RUN_ONCE);
+}
+
+/* The dispatcher looks at its runs, and asks, before the worker has said anything of them. */
+static void tick_in_silence(struct bed *b, uint64_t since_ns)
+{
+    const struct gw_upstream *u = gw_dispatch_upstream(b->dispatch);
+    while (gw_upstream_status_due_ns(u) < since_ns &&
+           gw_upstream_get_status(u)->asked_ns < since_ns && b->metrics.worker_losses_total == 0)
+        uv_run(&b->loop, UV_RUN_ONCE);
+    fake_worker_hold(b->worker, false);
+}
+
+/* Requests come after the link has been idle for so long. Returns how many choices were answered
+ * whole. */
+static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent, uint64_t idle_s)
 {
     struct gw_request *list[REQUESTS] = {0};
     struct gw_refusal refusal;
@@ -136,7 +160,7 @@ static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent)
     unsigned whole = 0;
     struct flip_proxy *proxy = flip_proxy_start(b->path, b->far, seed, percent);
     struct gw_dispatch_options o = {.loop = &b->loop,
-                                    .ticks = {fast_ns, NULL},
+                                    .ticks = {fast_ns, b},
                                     .socket = b->path,
                                     .max_frame = PROTO_MAX_FRAME,
                                     .max_sequences = 5,
@@ -145,6 +169,12 @@ static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent)
                                     .model = b->model,
                                     .metrics = &b->metrics};
     assert_int_equal(gw_dispatch_new(&o, &b->dispatch, &e), ERR_OK);
+    if (idle_s > 0)
+        turn_until_quiet(b);
+    if (idle_s > 0)
+        fake_worker_hold(b->worker, true);
+    b->jump_ns += idle_s * UINT64_C(1000000000);
+    const uint64_t since_ns = fast_ns(b);
     for (unsigned i = 0; i < REQUESTS; i++) {
         list[i] = request(b, i);
         if (!gw_dispatch_submit(b->dispatch, list[i], &refusal)) {
@@ -152,6 +182,8 @@ static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent)
             list[i] = NULL;
         }
     }
+    if (idle_s > 0)
+        tick_in_silence(b, since_ns);
     turn_until_over(b, list);
     for (unsigned i = 0; i < REQUESTS; i++) {
         for (unsigned k = 0; list[i] && k < list[i]->n_choices; k++) {
@@ -171,7 +203,15 @@ static unsigned one_link(struct bed *b, uint64_t seed, unsigned percent)
 
 static void test_gw_runs_sound_link_answers_all(void **state)
 {
-    assert_int_equal(one_link(*state, 1, 0), REQUESTS + 3);
+    assert_int_equal(one_link(*state, 1, 0, 0), REQUESTS + 3);
+}
+
+/* A worker that had nothing to say is not silent. */
+static void test_gw_runs_after_an_idle_hour_all_are_answered(void **state)
+{
+    struct bed *b = *state;
+    assert_int_equal(one_link(b, 1, 0, 3600), REQUESTS + 3);
+    assert_int_equal(b->metrics.worker_losses_total, 0);
 }
 
 static void test_gw_runs_flipped_bits_leave_no_request_hanging(void **state)
@@ -180,7 +220,7 @@ static void test_gw_runs_flipped_bits_leave_no_request_hanging(void **state)
     const char *more = getenv("ISLET_TEST_SEEDS");
     unsigned n = more ? (unsigned)atoi(more) : 20, whole = 0;
     for (unsigned i = 0; i < n; i++)
-        whole += one_link(*state, i + 1, percents[i % 5]);
+        whole += one_link(*state, i + 1, percents[i % 5], 0);
     assert_true(whole > 0);
 }
 
@@ -188,6 +228,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_gw_runs_sound_link_answers_all, bed_open, bed_close),
+        cmocka_unit_test_setup_teardown(test_gw_runs_after_an_idle_hour_all_are_answered, bed_open,
+                                        bed_close),
         cmocka_unit_test_setup_teardown(test_gw_runs_flipped_bits_leave_no_request_hanging,
                                         bed_open, bed_close),
     };
