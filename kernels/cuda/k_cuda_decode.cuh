@@ -19,10 +19,17 @@
 enum {
     K_CUDA_DECODE_WARPS = 8,
     K_CUDA_DECODE_THREADS = 32 * K_CUDA_DECODE_WARPS,
-    K_CUDA_DECODE_BLOCKS = 3, /* on a multiprocessor, as far as registers go */
-    K_CUDA_DECODE_RING = 3,   /* most tiles of a warp's ring */
-    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the piece says */
+    K_CUDA_DECODE_BLOCKS_OF_1 = 2,
+    K_CUDA_DECODE_BLOCKS_OF_8 = 2,
+    K_CUDA_DECODE_RING = 3, /* most tiles of a warp's ring */
+    K_CUDA_DECODE_ANY = -1  /* as a template's format: whatever the piece says */
 };
+
+/* Blocks on a multiprocessor, as registers go. */
+static constexpr __host__ __device__ uint32_t k_cuda_decode_most_blocks(uint32_t columns)
+{
+    return columns == 1 ? K_CUDA_DECODE_BLOCKS_OF_1 : K_CUDA_DECODE_BLOCKS_OF_8;
+}
 
 /* What a launch chooses. */
 struct k_cuda_decode_shape {
@@ -52,9 +59,17 @@ struct k_cuda_decode_shared {
     int16_t *sum;   /* [columns][staged * 8 + 8] */
     float *t[2];    /* two of [sets][stripes][tiles * blocks][16][columns] */
     float *acc;     /* [sets][stripes][16][columns] */
-    float *dx;      /* [columns][staged * blocks + 1] */
+    float *dx;      /* [columns][k_cuda_decode_dx_stride] */
     uint32_t bytes; /* in all */
 };
+
+/* Floats from one column's dx's to the next's: multiples of four for the blocks of 32, which are read
+ * in fours; never one of 32, the banks. */
+static inline __host__ __device__ uint32_t
+k_cuda_decode_dx_stride(const struct k_cuda_decode_shape &shape)
+{
+    return shape.blocks == 8 ? shape.staged * 8 + 4 : shape.staged + 1;
+}
 
 static inline __host__ __device__ struct k_cuda_decode_shared k_cuda_decode_carve(
     void *base, const struct k_cuda_decode_shape &shape, uint32_t columns)
@@ -75,7 +90,7 @@ static inline __host__ __device__ struct k_cuda_decode_shared k_cuda_decode_carv
     s.acc = (float *)(void *)p;
     p += stripes * 16 * columns * 4;
     s.dx = (float *)(void *)p;
-    p += columns * (shape.staged * shape.blocks + 1) * 4;
+    p += columns * k_cuda_decode_dx_stride(shape) * 4;
     s.bytes = (uint32_t)(p - (uint8_t *)base);
     return s;
 }
@@ -93,10 +108,12 @@ static inline __host__ __device__ enum k_form k_cuda_decode_form(enum k_format f
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-/* A batch of a piece: stripes [stripe, stripe + stripes) of each set, tiles [tile, tile + tiles).
- * Item i is tile i % tiles of stripe i / tiles, the second set's after the first's. */
+/* A batch of a piece: stripes [stripe, stripe + stripes) of each set, tiles [tile, tile + tiles):
+ * all tiles, or one stripe, so that its items lie one after the other. Item i is tile i % tiles of
+ * stripe i / tiles, the second set's after the first's. */
 struct k_cuda_decode_batch {
     uint32_t stripe, tile, stripes, tiles;
+    uint32_t items; /* of a set */
     uint32_t inverse;
 };
 
@@ -114,6 +131,7 @@ static __device__ __forceinline__ void k_cuda_decode_size(struct k_cuda_decode_b
     b.inverse = tiles == shape.tiles ? shape.inverse : k_cuda_decode_inverse(tiles);
     b.tiles = tiles;
     b.stripes = min(shape.stripes, count - b.stripe);
+    b.items = b.stripes * tiles;
 }
 
 /* The next batch; stripe == count or more: none. */
@@ -160,7 +178,7 @@ static __device__ __forceinline__ void k_cuda_decode_stage(const struct k_cuda_d
     for (uint32_t i = from; i < tiles; i += step)
         to_sums[i] = sums[i];
     for (uint32_t i = from; i < tiles * blocks; i += step)
-        s.dx[c * (shape.staged * shape.blocks + 1) + i] = dx[i];
+        s.dx[c * k_cuda_decode_dx_stride(shape) + i] = dx[i];
 }
 
 /* A6 over a batch's t's, then emit(column, output of the piece, sum, the second set's sum) if that
@@ -186,16 +204,43 @@ static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_de
 #pragma unroll
         for (int k = 0; k < SETS; k++)
             sum[k] = b.tile == 0 ? 0.0f : s.acc[k * results + i];
-#pragma unroll 8
-        for (uint32_t j = 0; j < n; j++)
+        const auto step = [&](float dx_of, uint32_t j) {
+#pragma unroll
             for (int k = 0; k < SETS; k++)
-                sum[k] = __fmaf_rn(scale[j], from[(k * b.stripes * n + j) * 16 * COLUMNS], sum[k]);
+                sum[k] = __fmaf_rn(dx_of, from[(k * b.stripes * n + j) * 16 * COLUMNS], sum[k]);
+        };
+        if (blocks == 8) {
+#pragma unroll 2
+            for (uint32_t j = 0; j < n; j += 4) {
+                const float4 four = *(const float4 *)(const void *)(scale + j);
+                step(four.x, j);
+                step(four.y, j + 1);
+                step(four.z, j + 2);
+                step(four.w, j + 3);
+            }
+        } else {
+#pragma unroll 4
+            for (uint32_t j = 0; j < n; j++)
+                step(scale[j], j);
+        }
         if (last)
             emit(column, b.stripe * 16 + i / COLUMNS, sum[0], sum[SETS - 1]);
         else
             for (int k = 0; k < SETS; k++)
                 s.acc[k * results + i] = sum[k];
     }
+}
+
+/* Starts a lane's part of the copy of a tile; `to` (in shared memory) and `from` are the lane's. */
+static __device__ __forceinline__ void k_cuda_decode_copy(uint32_t to, const uint8_t *from,
+                                                          uint32_t bytes)
+{
+    const uint32_t at = 16 * (threadIdx.x % 32);
+#pragma unroll
+    for (uint32_t k = 0; k < K_CUDA_TILE_Q8_0_BYTES; k += 512) /* the longest */
+        if (k + 512 <= bytes || k + at < bytes)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + k), "l"(from + k)
+                         : "memory");
 }
 
 /* Waits for the oldest of `ring` groups of copies. */
@@ -223,27 +268,27 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
     const uint32_t all_tiles = piece.n_in / K_CUDA_TILE_INPUTS, n_stripes = piece.count;
     const uint32_t x_column = COLUMNS == 1 ? 0 : min(l % 8, count - 1);
     const uint32_t x_stride = shape.staged * 256 + 16, sum_stride = shape.staged * 8 + 8;
-    const uint32_t dx_stride = shape.staged * shape.blocks + 1;
+    const uint32_t dx_stride = k_cuda_decode_dx_stride(shape);
     const int8_t *x = s.q + x_column * x_stride + l / 8 * 16;
-    uint8_t *ring = s.ring + warp * shape.ring * shape.slot;
+    const uint8_t *ring = s.ring + warp * shape.ring * shape.slot;
+    const uint32_t ring_of_lane = (uint32_t)__cvta_generic_to_shared(ring) + 16 * l;
+    const uint8_t *first = piece.first[0] + 16 * l, *second = piece.first[SETS - 1] + 16 * l;
     struct k_cuda_decode_batch ahead = {}, b;
     k_cuda_decode_size(ahead, shape, n_stripes, all_tiles);
     b = ahead;
     uint32_t next = warp; /* item of `ahead` that this warp copies next */
     /* Starts the copy of the warp's next item, if there is one, and closes a group. */
     auto copy = [&](uint32_t slot) {
-        while (ahead.stripe < n_stripes && next >= SETS * ahead.stripes * ahead.tiles) {
+        while (next >= SETS * ahead.items && ahead.stripe < n_stripes) {
             k_cuda_decode_next(ahead, shape, n_stripes, all_tiles);
             next = warp;
         }
         if (ahead.stripe < n_stripes) {
-            const uint32_t v = next * ahead.inverse >> 16, set = v >= ahead.stripes;
-            const uint32_t stripe = ahead.stripe + v - set * ahead.stripes;
-            const uint32_t tile = ahead.tile + next - v * ahead.tiles;
-            const uint8_t *from = (set ? piece.first[SETS - 1] : piece.first[0]) +
-                                  ((uint64_t)stripe * all_tiles + tile) * bytes;
-            for (uint32_t i = l; i < bytes / 16; i += 32)
-                k_cuda_warp_copy16(ring + slot * shape.slot + 16 * i, from + 16 * i);
+            const bool other = SETS == 2 && next >= ahead.items;
+            const uint32_t nth =
+                ahead.stripe * all_tiles + ahead.tile + next - (other ? ahead.items : 0);
+            k_cuda_decode_copy(ring_of_lane + slot * shape.slot,
+                               (other ? second : first) + (uint64_t)nth * bytes, bytes);
             next += K_CUDA_DECODE_WARPS;
         }
         k_cuda_warp_commit();
@@ -265,7 +310,7 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
             __syncthreads();
         const uint32_t staged = whole ? b.tile : 0; /* place of the batch's first tile */
         float *t = turn & 1 ? s.t[1] : s.t[0];
-        for (uint32_t i = warp; i < SETS * b.stripes * b.tiles; i += K_CUDA_DECODE_WARPS) {
+        for (uint32_t i = warp; i < SETS * b.items; i += K_CUDA_DECODE_WARPS) {
             const uint32_t tile = staged + i - (i * b.inverse >> 16) * b.tiles;
             k_cuda_decode_arrived(shape.ring);
             k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + tile * 256,
@@ -318,17 +363,17 @@ static inline uint32_t k_cuda_decode_parts(uint32_t n, uint32_t part)
     return (n + part - 1) / part;
 }
 
-/* Stripes of a batch, `items` of them each: so many, up to `most`, that the warps' last round is as
- * full as can be. */
-static inline uint32_t k_cuda_decode_batch_stripes(uint32_t items, uint32_t most)
+/* Stripes of a batch, `items` of each, of a block's `each`, up to `most`: so many that the block's
+ * warps have the fewest rounds; of equals the most, for fewer barriers. */
+static inline uint32_t k_cuda_decode_batch_stripes(uint32_t items, uint32_t each, uint32_t most)
 {
-    uint32_t best = 1, best_share = 0;
-    for (uint32_t n = 1; n <= most && n * items <= 3 * K_CUDA_DECODE_WARPS; n++) {
-        const uint32_t rounds = k_cuda_decode_parts(n * items, K_CUDA_DECODE_WARPS);
-        const uint32_t share = n * items * 1000 / rounds;
-        if (share > best_share) {
+    uint32_t best = 1, best_rounds = UINT32_MAX;
+    for (uint32_t n = 1; n <= most && n <= each; n++) {
+        const uint32_t rounds = each / n * k_cuda_decode_parts(n * items, K_CUDA_DECODE_WARPS) +
+                                k_cuda_decode_parts(each % n * items, K_CUDA_DECODE_WARPS);
+        if (rounds <= best_rounds) {
             best = n;
-            best_share = share;
+            best_rounds = rounds;
         }
     }
     return best;
@@ -343,6 +388,7 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cud
 {
     const uint32_t room = c->shared_bytes / 7 < 32768 ? c->shared_bytes / 7 : 32768;
     const uint32_t widest = columns == 1 ? 64 : c->shared_bytes < 131072 ? 8 : 16;
+    const uint32_t most_blocks = k_cuda_decode_most_blocks(columns);
     const uint32_t fitting = room / (blocks * 64 * columns), full = 3 * K_CUDA_DECODE_WARPS;
     const uint32_t items = fitting < full ? fitting : full;
     struct k_cuda_decode_shape shape = {};
@@ -352,18 +398,17 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cud
     shape.tiles = k_cuda_decode_parts(n_tiles, k_cuda_decode_parts(n_tiles * sets, items));
     shape.inverse = k_cuda_decode_inverse(shape.tiles);
     shape.staged = n_tiles <= widest ? n_tiles : shape.tiles;
-    const uint32_t a_stripe = shape.tiles * sets, most = items / a_stripe;
-    const uint32_t each = k_cuda_decode_parts(units, c->sm_count * K_CUDA_DECODE_BLOCKS);
-    shape.stripes = k_cuda_decode_batch_stripes(a_stripe, each < most ? each : most);
+    const uint32_t a_stripe = shape.tiles * sets;
+    const uint32_t most = shape.tiles < n_tiles ? 1 : items / a_stripe;
+    uint32_t each = k_cuda_decode_parts(units, c->sm_count * most_blocks);
+    shape.stripes = k_cuda_decode_batch_stripes(a_stripe, each, most);
     for (shape.ring = K_CUDA_DECODE_RING;; shape.ring--) {
-        const uint32_t fit =
-            c->shared_bytes / (k_cuda_decode_carve(NULL, shape, columns).bytes + 1024);
-        const uint32_t blocks_each = fit > K_CUDA_DECODE_BLOCKS ? (uint32_t)K_CUDA_DECODE_BLOCKS
-                                     : fit > 0                  ? fit
-                                                                : 1;
-        shape.grid = c->sm_count * blocks_each < units ? c->sm_count * blocks_each : units;
-        const uint32_t rounds = k_cuda_decode_parts(
-            k_cuda_decode_parts(units, shape.grid) * n_tiles * sets, K_CUDA_DECODE_WARPS);
+        const uint32_t bytes = k_cuda_decode_carve(NULL, shape, columns).bytes;
+        const uint32_t fit = c->shared_bytes / (bytes + 1024);
+        const uint32_t blocks_each = fit > most_blocks ? most_blocks : fit > 0 ? fit : 1;
+        each = k_cuda_decode_parts(units, c->sm_count * blocks_each);
+        shape.grid = k_cuda_decode_parts(units, each);
+        const uint32_t rounds = k_cuda_decode_parts(each * n_tiles * sets, K_CUDA_DECODE_WARPS);
         if (shape.ring == 1 || (rounds >= shape.ring && fit > 1) || (shape.ring == 2 && fit == 1))
             return shape;
     }

@@ -58,10 +58,11 @@ __device__ __forceinline__ void put(const struct product &p, uint32_t pair, uint
 }
 
 /* SETS: 1 a matrix, 2 gate and up. */
-template <enum k_format F, int SETS> struct few_source {
+template <enum k_format F, int COLUMNS, int SETS> struct few_source {
     const struct product &p;
     const uint32_t stripes;
     const uint32_t *pairs; /* of the group found */
+    uint32_t mine;         /* that of the first columns whose row this thread asks for */
     uint32_t output;       /* first of the piece */
 
     __device__ uint32_t units() const
@@ -74,6 +75,7 @@ template <enum k_format F, int SETS> struct few_source {
         const uint32_t stripe = unit % stripes;
         ::find(p.groups, unit / stripes, p.which, e);
         pairs = p.groups.order + e.group.first;
+        mine = pairs[COLUMNS == 1 ? 0 : min(threadIdx.x / 32, e.group.count - 1)];
         output = stripe * K_CUDA_TILE_OUTPUTS;
         for (int k = 0; k < 2; k++)
             ret.first[k] = e.slice[k] + k_cuda_tile_offset(F, p.n_in, stripe, 0);
@@ -84,25 +86,26 @@ template <enum k_format F, int SETS> struct few_source {
     }
     __device__ const uint8_t *row(uint32_t column) const
     {
-        return act_of_pair(p, pairs[column]);
+        return act_of_pair(p, column < COLUMNS ? mine : pairs[column]);
     }
     __device__ void emit(uint32_t column, uint32_t o, float sum, float second) const
     {
+        const uint32_t pair = COLUMNS == 1 && column == 0 ? mine : pairs[column];
         if (SETS == 2)
-            p.y[(uint64_t)pairs[column] * p.n_out + output + o] = k_float_swiglu(sum, second);
+            p.y[(uint64_t)pair * p.n_out + output + o] = k_float_swiglu(sum, second);
         else
-            put(p, pairs[column], output + o, sum);
+            put(p, pair, output + o, sum);
     }
 };
 
 template <enum k_format F, int COLUMNS, int SETS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, k_cuda_decode_most_blocks(COLUMNS))
     product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     k_cuda_await(); /* groups are a result */
-    struct few_source<F, SETS> source = {
-        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0
+    struct few_source<F, COLUMNS, SETS> source = {
+        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, 0
     };
     k_cuda_decode<F, COLUMNS, SETS>(p.shape, k_cuda_decode_memory, source);
 }
@@ -283,10 +286,14 @@ extern "C" enum err_code k_cuda_moe_gate_up(const struct k_moe_gate_up *a, struc
 {
     const struct k_experts *x = &a->experts;
     const bool together = x->gate == x->up && k_cuda_tile_arranged(x->gate, x->n_ff, x->n_embd);
-    if (together && a->rows.max_rows > 8)
-        return k_cuda_moe_gate_up_prefill(a, s);
     struct product p = {};
     p.groups = k_prefill_groups_of(x, a->groups, a->order, a->n_selected, a->selected);
+    if (together && a->rows.max_rows > 8) {
+        const enum err_code code = k_cuda_moe_gate_up_prefill(a, s);
+        if (code == ERR_OK)
+            quantise_h(a, p.groups, s);
+        return code;
+    }
     p.y = (float *)k_cuda_at(a->h.f32);
     p.n_in = x->n_embd;
     p.n_out = x->n_ff;
