@@ -1,6 +1,6 @@
 /* The places of experts in one arena. Experts of one size are a class; the arena is cut into slabs,
- * each of which serves the experts of one class at a time, as many as it has room for. An empty slab
- * serves any class, so that places of one size become places of another without holes between
+ * each of which serves the experts of one class at a time, as many as it has room for. An empty
+ * slab serves any class, so that places of one size become places of another without holes between
  * them. Offsets only: no memory is touched. The expert cache's. */
 #ifndef ISLET_EXPERT_ARENA_H
 #define ISLET_EXPERT_ARENA_H
@@ -39,8 +39,8 @@ struct expert_arena {
     bool fixed;     /* all experts fit: each slab is a layer's for good */
 };
 
-/* For n_expert experts in each layer, of layer_bytes[layer] bytes each; the largest one fits. If all
- * of them fit, so they do whatever the order. ERR_NOMEM. */
+/* For n_expert experts in each layer, of layer_bytes[layer] bytes each; the largest one fits. If
+ * all of them fit, so they do whatever the order. ERR_NOMEM. */
 enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
                                  const uint64_t *layer_bytes, uint32_t n_layer, uint32_t n_expert,
                                  struct err *e) __attribute__((warn_unused_result));

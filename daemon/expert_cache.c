@@ -309,12 +309,11 @@ static uint32_t cheapest_slab(struct expert_cache *c, uint32_t class, float *ret
 
 static void empty_slab(struct expert_cache *c, uint32_t slab)
 {
-    const struct expert_arena_slab *x = &c->arena.slabs[slab];
-    for (uint32_t i = 0; i < c->arena.stride && x->class != NONE; i++) {
-        const uint32_t owner = c->arena.slots[(size_t)slab * c->arena.stride + i].owner;
-        if (i < x->n_slots && owner != NONE)
-            drop(c, owner / c->n_expert, owner % c->n_expert);
-    }
+    const struct expert_arena_slot *slots = &c->arena.slots[(size_t)slab * c->arena.stride];
+    const uint32_t n = c->arena.slabs[slab].n_slots;
+    for (uint32_t i = 0; i < n; i++)
+        if (slots[i].owner != NONE)
+            drop(c, slots[i].owner / c->n_expert, slots[i].owner % c->n_expert);
 }
 
 /* Empties a slab of another class if the class has none to evict, or if its evictions have missed

@@ -56,8 +56,8 @@ struct expert_policy {
     float price;                        /* hits to be had for holding an expert for a pass */
     float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over n_rows rows */
 
-    /* odds (log2) = alike + sum of (weights[i] + the layer's own[i]) * x[i]; x: odds by a span's rate or by the pattern's,
-     * counted from `alike`, the odds if all experts are alike. */
+    /* odds (log2) = alike + sum of (weights[i] + the layer's own[i]) * x[i]; x: odds by a span's
+     * rate or by the pattern's, counted from `alike`, the odds if all experts are alike. */
     float alike, weights[EXPERT_POLICY_INPUTS], squares[EXPERT_POLICY_INPUTS];
     float patterns[EXPERT_POLICY_PATTERNS]; /* x of each */
     float pattern_seen[EXPERT_POLICY_PATTERNS], pattern_used[EXPERT_POLICY_PATTERNS];

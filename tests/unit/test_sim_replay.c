@@ -71,8 +71,8 @@ static void test_sim_replay_each_policy_counts_as_by_hand(void **state)
     sim_trace_done(&t);
 }
 
-/* Ours against LRU and LFU in points of hits, below 25 % against LRU alone, and in bytes against the
- * best of LRU, decayed frequency in hindsight and the static list; never above Belady. */
+/* Ours against LRU and LFU in points of hits, below 25 % against LRU alone, and in bytes against
+ * the best of LRU, decayed frequency in hindsight and the static list; never above Belady. */
 struct floors {
     double points, over_lru, most_bytes;
 };
