@@ -186,7 +186,8 @@ struct k_kv_write {
 };
 
 /* y[row][head] = attention of q[row][head] over positions 0..position[row] of the row's sequence
- * (A18, A19). q, y: float [max_rows][n_head * D]. scratch: k_ops.attention_bytes. */
+ * (A18, A19). q, y: float [max_rows][n_head * D]. scratch: k_ops.attention_bytes, zeros before its
+ * first use, and of the attention of one stream alone: counters there rest at 0 between uses. */
 struct k_attention {
     struct k_rows rows;
     struct k_span q, y, scratch;
