@@ -104,7 +104,8 @@ struct moment {
     uint64_t at_ns;
     struct read_counters read;
     uint64_t steps, groups, hits, misses, ssd_bytes, ssd_wait_us;
-    uint64_t slots_bytes, resident, experts; /* bytes of the arena, experts in it, of the model */
+    uint64_t slots_bytes;       /* of the arena */
+    uint64_t resident, experts; /* in RAM or all in VRAM; of the model */
 };
 
 struct client {
@@ -177,7 +178,9 @@ static struct moment moment_now(struct client *c)
     m.ssd_bytes = event.status.ssd_bytes_total;
     m.ssd_wait_us = event.status.ssd_wait_us_total;
     m.slots_bytes = event.status.ram_slots_bytes;
-    m.resident = event.status.experts_resident;
+    m.resident = event.status.experts_in_vram > event.status.experts_resident
+                     ? event.status.experts_in_vram
+                     : event.status.experts_resident;
     m.experts = event.status.experts_total;
     return m;
 }
