@@ -74,10 +74,8 @@ struct job {
 static struct job job_of(struct k_stream *s, const void *args, const struct k_rows *rows)
 {
     const struct k_host *h = k_host_of(s->device);
-    return (struct job){.inner = &h->inner,
-                        .pool = h->pool,
-                        .args = args,
-                        .n_rows = k_host_count(rows->n_rows)};
+    return (struct job){
+        .inner = &h->inner, .pool = h->pool, .args = args, .n_rows = k_host_count(rows->n_rows)};
 }
 
 static void matmul_piece(const void *context, uint32_t piece, uint32_t thread)
