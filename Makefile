@@ -2,7 +2,7 @@
 #
 #   V=1            show command lines           SAN=address,undefined | thread   sanitised variant
 #   DEBUG=1        -O0 with K_ASSERT            CC=clang                         the other compiler
-#   CUDA=0         without islet-cuda.so        CUDA_ARCHS=90                    for these GPUs only (faster to build)
+#   CUDA=0         without islet-cuda.so        CUDA_ARCHS="80 86 89 90 120"      for these GPUs, as a release is
 # Each variant has its own folder under build/; the default one is build/ itself.
 
 VERSION := 0.1.0
@@ -45,10 +45,12 @@ LEVEL_avx512    := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512v
 # The GPU's part: one shared object, opened at run time, built where nvcc is found. A sanitised program does without.
 CUDA       ?= $(if $(SAN),0,1)
 NVCC       ?= $(if $(filter-out 0,$(CUDA)),$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
-CUDA_ARCHS ?= 80 86 89 90 120
+# Each kind takes minutes to build: this machine's, or the oldest that will do where there is none.
+CUDA_HERE  := $(if $(NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u))
+CUDA_ARCHS ?= $(or $(CUDA_HERE),80)
 # Machine code for each (90: with what only the H100's kind has), and PTX of the first for GPUs that are not in the list.
 CUDA_GEN    = $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
-	$(if $(word 2,$(CUDA_ARCHS)),-gencode arch=compute_$(firstword $(CUDA_ARCHS))$(comma)code=compute_$(firstword $(CUDA_ARCHS)))
+	$(if $(filter $(CUDA_ARCHS),$(CUDA_HERE)),,-gencode arch=compute_$(firstword $(CUDA_ARCHS))$(comma)code=compute_$(firstword $(CUDA_ARCHS)))
 # 128: a loop that one of a template's formats does not reach.
 CUDA_FLAGS  = -std=c++17 -O3 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false $(if $(DEBUG),-DK_DEBUG=1 -lineinfo) \
 	-Werror all-warnings -diag-suppress 128 -Xcompiler -Wall,-Wextra,-Wvla,-Werror,-ffp-contract=off,-fno-fast-math,-fPIC
