@@ -211,15 +211,16 @@ void engine_islands_end(struct engine_islands *is)
     tier_vram_transit_used(&is->vram, is->half);
 }
 
-void engine_islands_promote(struct engine_islands *is, uint32_t group)
+bool engine_islands_promote(struct engine_islands *is, uint32_t group)
 {
     const uint32_t expert = is->groups[group].expert;
     uint64_t place;
     if (is->n_background >= BACKGROUND || !reserve(is, is->layer, expert, &place))
-        return;
+        return false;
     begin_copy(is, is->layer, expert, true, place)->background = true;
     is->n_background++;
     is->counts.promotions++;
+    return true;
 }
 
 /* ---- a layer ---- */

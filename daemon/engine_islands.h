@@ -97,8 +97,9 @@ void engine_islands_begin(struct engine_islands *is);
 void engine_islands_copy(struct engine_islands *is, uint32_t group);
 void engine_islands_await(struct engine_islands *is); /* after the copies, before computing */
 void engine_islands_end(struct engine_islands *is);   /* what computes was given to the stream */
-/* Copies a group's expert in the background if it is worth an island and the link has room. */
-void engine_islands_promote(struct engine_islands *is, uint32_t group);
+/* Copies a group's expert in the background if it is worth an island and the link has room. False:
+ * not now, and not the layer's others either. */
+bool engine_islands_promote(struct engine_islands *is, uint32_t group);
 
 /* Takes notice of copies that are done; never waits. The stream that computes was waited for. */
 void engine_islands_poll(struct engine_islands *is);
