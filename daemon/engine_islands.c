@@ -7,6 +7,7 @@
 
 enum {
     BACKGROUND = 2, /* copies under way that nobody waits for */
+    SHARE = 8, /* of the experts copied for one use, every so many asks for an island in a step */
     IDLE_COPIES = 8
 };
 
@@ -189,11 +190,19 @@ void engine_islands_begin(struct engine_islands *is)
     tier_vram_transit_begin(&is->vram, is->half);
 }
 
+static bool has_room(const struct engine_islands *is, uint32_t layer)
+{
+    return is->cache != NULL &&
+           expert_cache_count(is->cache).used_bytes + is->vram.island_bytes[layer] <=
+               is->islands_bytes;
+}
+
 void engine_islands_copy(struct engine_islands *is, uint32_t group)
 {
     const uint32_t expert = is->groups[group].expert;
     uint64_t place;
-    const bool stays = reserve(is, is->layer, expert, &place);
+    const bool asks = has_room(is, is->layer) || (expert + is->steps) % SHARE == 0;
+    const bool stays = asks && reserve(is, is->layer, expert, &place);
     assert(is->n_transit < is->vram.n_transit);
     if (!stays)
         place = tier_vram_transit_place(&is->vram, is->half, is->n_transit);
@@ -211,16 +220,17 @@ void engine_islands_end(struct engine_islands *is)
     tier_vram_transit_used(&is->vram, is->half);
 }
 
-bool engine_islands_promote(struct engine_islands *is, uint32_t group)
+void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n)
 {
-    const uint32_t expert = is->groups[group].expert;
     uint64_t place;
-    if (is->n_background >= BACKGROUND || !reserve(is, is->layer, expert, &place))
-        return false;
-    begin_copy(is, is->layer, expert, true, place)->background = true;
-    is->n_background++;
-    is->counts.promotions++;
-    return true;
+    for (uint32_t i = 0; i < n && is->n_background < BACKGROUND; i++) {
+        const uint32_t expert = is->groups[groups[(is->steps + i) % n]].expert;
+        if (!reserve(is, is->layer, expert, &place))
+            return;
+        begin_copy(is, is->layer, expert, true, place)->background = true;
+        is->n_background++;
+        is->counts.promotions++;
+    }
 }
 
 /* ---- a layer ---- */
@@ -228,6 +238,7 @@ bool engine_islands_promote(struct engine_islands *is, uint32_t group)
 void engine_islands_step(struct engine_islands *is, uint32_t n_rows)
 {
     engine_islands_poll(is);
+    is->steps++;
     memset(is->row_hits, 0, n_rows * sizeof(*is->row_hits));
 }
 
@@ -357,8 +368,7 @@ static struct turn choose(struct engine_islands *is)
     for (; is->next < x->n_experts && t.n < IDLE_COPIES; is->next++) {
         const uint32_t layer = is->next / is->n_expert, expert = is->next % is->n_expert;
         if (expert_cache_state(is->cache, layer, expert) != EXPERT_CACHE_ABSENT ||
-            expert_cache_count(is->cache).used_bytes + is->vram.island_bytes[layer] >
-                is->islands_bytes)
+            !has_room(is, layer))
             continue;
         const bool absent = expert_cache_state(x->cache, layer, expert) == EXPERT_CACHE_ABSENT;
         if (absent && !engine_experts_fetch(x, layer, expert)) {

@@ -63,6 +63,7 @@ struct engine_islands {
         bool background; /* nobody waits for it */
     } * flights;
     uint32_t n_flights, n_background, max_flights;
+    uint32_t steps; /* in turn, so that asking for islands costs little and none is passed over */
     uint64_t landed;
     uint64_t awaited; /* so many of all were there before what was computed last */
     uint32_t next;    /* expert that an idle engine looks at */
@@ -97,9 +98,9 @@ void engine_islands_begin(struct engine_islands *is);
 void engine_islands_copy(struct engine_islands *is, uint32_t group);
 void engine_islands_await(struct engine_islands *is); /* after the copies, before computing */
 void engine_islands_end(struct engine_islands *is);   /* what computes was given to the stream */
-/* Copies a group's expert in the background if it is worth an island and the link has room. False:
- * not now, and not the layer's others either. */
-bool engine_islands_promote(struct engine_islands *is, uint32_t group);
+/* Copies experts of these groups in the background, as far as they are worth islands and the link has
+ * room: from one of them on, another one each time, until one is refused. */
+void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n);
 
 /* Takes notice of copies that are done; never waits. The stream that computes was waited for. */
 void engine_islands_poll(struct engine_islands *is);

@@ -244,8 +244,7 @@ static enum err_code compute_on_cpu(struct engine_forward *f,
         return code;
     engine_hybrid_send(f->hybrid, f->stream, f->expert_out, groups->groups, groups->order, selected,
                        n);
-    for (uint32_t i = 0; i < n && engine_islands_promote(f->islands, selected[i]); i++) {
-    }
+    engine_islands_promote(f->islands, selected, n);
     return ERR_OK;
 }
 
