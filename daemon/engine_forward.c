@@ -10,7 +10,8 @@
 
 enum {
     ALIGN = 256,
-    HOST_ALIGN = 4096 /* whole pages can be pinned */
+    HOST_ALIGN = 4096, /* whole pages can be pinned */
+    FEW_ROWS = 32      /* up to here a step's bound follows its rows */
 };
 
 static uint64_t aligned(uint64_t n)
@@ -314,7 +315,7 @@ void engine_forward_set_pages(struct engine_forward *f, uint32_t sequence, const
 /* The bound on the rows of a step by which a backend may choose its kernels: few sizes. */
 static uint32_t bound(uint32_t n, uint32_t most)
 {
-    for (uint32_t i = 1; i <= ENGINE_RECORD_MOST_ROWS && i <= most; i *= 2)
+    for (uint32_t i = 1; i <= FEW_ROWS && i <= most; i *= 2)
         if (n <= i)
             return i;
     return most;

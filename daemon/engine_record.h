@@ -10,7 +10,6 @@
 struct engine_forward;
 
 enum {
-    ENGINE_RECORD_MOST_ROWS = 8,
     ENGINE_RECORD_SIZES = 4 /* 1, 2, 4, 8 rows, as many of them with logits */
 };
 
