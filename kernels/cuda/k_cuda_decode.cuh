@@ -19,17 +19,10 @@
 enum {
     K_CUDA_DECODE_WARPS = 8,
     K_CUDA_DECODE_THREADS = 32 * K_CUDA_DECODE_WARPS,
-    K_CUDA_DECODE_BLOCKS_OF_1 = 2,
-    K_CUDA_DECODE_BLOCKS_OF_8 = 2,
-    K_CUDA_DECODE_RING = 3, /* most tiles of a warp's ring */
-    K_CUDA_DECODE_ANY = -1  /* as a template's format: whatever the piece says */
+    K_CUDA_DECODE_BLOCKS = 2, /* on a multiprocessor: 128 registers a thread, none spilled */
+    K_CUDA_DECODE_RING = 3,   /* most tiles of a warp's ring */
+    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the piece says */
 };
-
-/* Blocks on a multiprocessor, as registers go. */
-static constexpr __host__ __device__ uint32_t k_cuda_decode_most_blocks(uint32_t columns)
-{
-    return columns == 1 ? K_CUDA_DECODE_BLOCKS_OF_1 : K_CUDA_DECODE_BLOCKS_OF_8;
-}
 
 /* What a launch chooses. */
 struct k_cuda_decode_shape {
@@ -274,8 +267,8 @@ static __device__ __forceinline__ void k_cuda_decode_arrived(uint32_t newer)
         k_cuda_warp_copied<0>();
 }
 
-/* A piece with up to COLUMNS columns. row(c): column c's activation row; staged: the rows are in
- * shared memory, or on their way. The caller's next use of shared memory comes after a barrier. */
+/* A piece with up to COLUMNS columns. row(c): column c's activation row; staged_already: the
+ * rows are in shared memory, or on their way. The caller's next use of shared memory comes after a barrier. */
 template <int F, int COLUMNS, int SETS, bool LATE, typename Row, typename Emit>
 static __device__ __forceinline__ void k_cuda_decode_piece_of(
     const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
@@ -425,7 +418,7 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cud
 {
     const uint32_t room = c->shared_bytes / 7 < 32768 ? c->shared_bytes / 7 : 32768;
     const uint32_t widest = columns == 1 ? 64 : c->shared_bytes < 131072 ? 8 : 16;
-    const uint32_t most_blocks = k_cuda_decode_most_blocks(columns);
+    const uint32_t most_blocks = K_CUDA_DECODE_BLOCKS;
     const uint32_t fitting = room / (blocks * 64 * columns), full = 3 * K_CUDA_DECODE_WARPS;
     const uint32_t items = fitting < full ? fitting : full;
     struct k_cuda_decode_shape shape = {};

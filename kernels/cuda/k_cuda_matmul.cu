@@ -69,7 +69,7 @@ struct decode_source {
 };
 
 template <int F, int COLUMNS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, k_cuda_decode_most_blocks(COLUMNS))
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     decode_rows(const struct decode p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];

@@ -106,7 +106,7 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
 };
 
 template <enum k_format F, int COLUMNS, int SETS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, k_cuda_decode_most_blocks(COLUMNS))
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
