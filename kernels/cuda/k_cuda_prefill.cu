@@ -1,5 +1,5 @@
-/* Prefill products of dense matrices and of the experts' `down`: one kernel a format, for up to four
- * matrices of that format with the same input. */
+/* Prefill products of dense matrices and of the experts' `down`: one kernel a format, for up to
+ * four matrices of that format with the same input. */
 #include "k_cuda_prefill.cuh"
 #include "k_cuda_prefill_block.cuh"
 #include "k_cuda_prefill_groups.cuh"

@@ -1,7 +1,8 @@
-/* A block of the prefill kernels: 4 warps, each 2 tiles of 16 outputs (128 outputs, or 64 of gate and
- * the same 64 of up), times up to ROWS activation rows gathered by index, 64 or 32. Super-blocks come
- * through shared memory by asynchronous copies, one ahead of the one being computed. Rows are computed
- * in the smallest multiple of 16 that holds the block's; rows beyond repeat and are not stored. */
+/* A block of the prefill kernels: 4 warps, each 2 tiles of 16 outputs (128 outputs, or 64 of gate
+ * and the same 64 of up), times up to ROWS activation rows gathered by index, 64 or 32.
+ * Super-blocks come through shared memory by asynchronous copies, one ahead of the one being
+ * computed. Rows are computed in the smallest multiple of 16 that holds the block's; rows beyond
+ * repeat and are not stored. */
 #ifndef ISLET_K_CUDA_PREFILL_BLOCK_CUH
 #define ISLET_K_CUDA_PREFILL_BLOCK_CUH
 
@@ -45,8 +46,8 @@ template <enum k_format F, uint32_t ROWS> struct k_prefill_shared {
     struct k_prefill_rows<ROWS> rows;
 };
 
-/* Rows that a block can take, as a power of 2: 64, or 32 where the device lends a block too little shared
- * memory for more. */
+/* Rows that a block can take, as a power of 2: 64, or 32 where the device lends a block too little
+ * shared memory for more. */
 static inline uint32_t k_prefill_most_shift(enum k_format format, const struct k_cuda *device)
 {
     const size_t bytes = format == K_Q8_0   ? sizeof(struct k_prefill_shared<K_Q8_0, 64>)
@@ -71,8 +72,9 @@ struct k_prefill_job {
     uint32_t n_rows; /* of the block, 1..ROWS */
 };
 
-/* A thread's share of the copying, moved on by one super-block after each. q: 4 threads a row, a thread
- * every fourth piece of 16 bytes. Scalars: a thread a row's dx or sums, or a part of eight dx. */
+/* A thread's share of the copying, moved on by one super-block after each. q: 4 threads a row, a
+ * thread every fourth piece of 16 bytes. Scalars: a thread a row's dx or sums, or a part of eight
+ * dx. */
 template <enum k_format F, uint32_t ROWS, int NT> struct k_prefill_copier {
     static constexpr uint32_t Q_ROWS = K_PREFILL_THREADS / 4,
                               Q_TURNS = (8 * NT + Q_ROWS - 1) / Q_ROWS;

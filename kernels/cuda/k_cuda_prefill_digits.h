@@ -1,5 +1,6 @@
-/* The integer schemes of the prefill kernels, as plain C for nvcc and gcc: products and sums taken apart
- * into digits of 8 bits, four to a word, so that the tensor core's int8 products give them exactly. */
+/* The integer schemes of the prefill kernels, as plain C for nvcc and gcc: products and sums taken
+ * apart into digits of 8 bits, four to a word, so that the tensor core's int8 products give them
+ * exactly. */
 #ifndef ISLET_K_CUDA_PREFILL_DIGITS_H
 #define ISLET_K_CUDA_PREFILL_DIGITS_H
 
@@ -25,8 +26,8 @@ K_PREFILL_DIGITS_INLINE uint32_t k_prefill_pick(uint32_t x, uint32_t y, uint32_t
 #endif
 }
 
-/* Q4_K, Q5_K: a six-bit scale is digit 0 + 8 * digit 1, both 0..7; four scales a word. A weight of 5 bits
- * times a digit is at most 217, so four weights are multiplied at once, as uint8. */
+/* Q4_K, Q5_K: a six-bit scale is digit 0 + 8 * digit 1, both 0..7; four scales a word. A weight of
+ * 5 bits times a digit is at most 217, so four weights are multiplied at once, as uint8. */
 enum {
     K_PREFILL_SCALE_BASE = 8
 };
@@ -52,8 +53,8 @@ K_PREFILL_DIGITS_INLINE void k_prefill_six_digits(uint32_t four, int32_t scale, 
     *ret_high = k_prefill_pick(even, odd, 0x7351) ^ 0x80808080u;
 }
 
-/* Four sums of 32 activations (int16, two a word; abs <= 4064): sum = low (0..31) + 32 * high (int8). A
- * minimum m of 6 bits times it is m * low + 8 * (4 * m) * high. */
+/* Four sums of 32 activations (int16, two a word; abs <= 4064): sum = low (0..31) + 32 * high
+ * (int8). A minimum m of 6 bits times it is m * low + 8 * (4 * m) * high. */
 K_PREFILL_DIGITS_INLINE uint32_t k_prefill_sum_low(uint32_t first, uint32_t second)
 {
     return k_prefill_pick(first & 0x001f001fu, second & 0x001f001fu, 0x6420);

@@ -1,4 +1,5 @@
-/* Prefill of the experts' first half: h = swiglu(gate . x, up . x) for the selected groups' pairs. A warp computes the same 16 outputs of gate and of up. */
+/* Prefill of the experts' first half: h = swiglu(gate . x, up . x) for the selected groups' pairs.
+ * A warp computes the same 16 outputs of gate and of up. */
 #include "k_cuda_prefill.cuh"
 #include "k_cuda_prefill_block.cuh"
 #include "k_cuda_prefill_groups.cuh"

@@ -1,9 +1,9 @@
-/* The few PTX instructions of the prefill kernels: exact integer products of the tensor cores, their
- * operands from shared memory, asynchronous copies into it. sm_80 and later.
+/* The few PTX instructions of the prefill kernels: exact integer products of the tensor cores,
+ * their operands from shared memory, asynchronous copies into it. sm_80 and later.
  *
- * Fragments (lane = 4 * g + t): A holds rows g and g + 8, bytes 4t.. of each 16 along k:
- * a[0] row g, a[1] row g + 8, a[2], a[3] the same rows 16 further; B holds column g, b[0] bytes 4t..,
- * b[1] 16 further; C and D hold rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1. */
+ * Fragments (lane = 4 * g + t): A holds rows g and g + 8, bytes 4t.. of each 16 along k: a[0] row
+ * g, a[1] row g + 8, a[2], a[3] the same rows 16 further; B holds column g, b[0] bytes 4t.., b[1]
+ * 16 further; C and D hold rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1. */
 #ifndef ISLET_K_CUDA_PREFILL_MMA_CUH
 #define ISLET_K_CUDA_PREFILL_MMA_CUH
 

@@ -1,6 +1,6 @@
 /* Super-blocks of Q4_K, Q5_K, Q6_K by mma.sync: one sub-block an instruction, then one integer
- * multiply-add by the sub-block's scale per value; one conversion per super-block (B5). The minima are
- * two mma16 more: the sums of 32 go in as `sum & 63` and `sum >> 6`, M = L + 64 * H. */
+ * multiply-add by the sub-block's scale per value; one conversion per super-block (B5). The minima
+ * are two mma16 more: the sums of 32 go in as `sum & 63` and `sum >> 6`, M = L + 64 * H. */
 #ifndef ISLET_K_CUDA_PREFILL_SCALE_CUH
 #define ISLET_K_CUDA_PREFILL_SCALE_CUH
 
@@ -106,8 +106,8 @@ static __device__ __forceinline__ void k_prefill_min_product(float (&product)[4]
     }
 }
 
-/* One super-block of a format of 256; `tiles`: the warp's two, one behind the other. `between` is called
- * once. */
+/* One super-block of a format of 256; `tiles`: the warp's two, one behind the other. `between` is
+ * called once. */
 template <enum k_format F, int NT, class Between>
 static __device__ __forceinline__ void k_prefill_super(float (&acc)[K_PREFILL_TILES][NT][4],
                                                        const uint8_t *tiles,

@@ -1,13 +1,13 @@
-/* What the prefill kernels' ways of multiplying share. A warp takes 2 tiles of 16 outputs (k_cuda_tile.h)
- * and 8 * NT activation rows through the inputs, 256 at a time, all in shared memory, onto float sums in
- * registers (A5, A6).
+/* What the prefill kernels' ways of multiplying share. A warp takes 2 tiles of 16 outputs
+ * (k_cuda_tile.h) and 8 * NT activation rows through the inputs, 256 at a time, all in shared
+ * memory, onto float sums in registers (A5, A6).
  *
- * Q8_0, Q4_0 are multiplied here: blocks of 32 have float scales, so each block's sum D goes straight
- * into two fma. D starts at the bits of 1.5 * 2^23, which makes it that float plus D, without a
- * conversion. Products by such a float are exact until their one rounding:
- * fma(d, 1.5 * 2^23 + D, -d * 1.5 * 2^23) rounds d * D once, since d has 11 bits. (The sign of a zero t
- * may differ from A5's; it cannot reach the sum, which starts at +0 and is never -0: a nonzero dx * t is
- * at least 2^-131.)
+ * Q8_0, Q4_0 are multiplied here: blocks of 32 have float scales, so each block's sum D goes
+ * straight into two fma. D starts at the bits of 1.5 * 2^23, which makes it that float plus D,
+ * without a conversion. Products by such a float are exact until their one rounding: fma(d, 1.5 *
+ * 2^23 + D, -d * 1.5 * 2^23) rounds d * D once, since d has 11 bits. (The sign of a zero t may
+ * differ from A5's; it cannot reach the sum, which starts at +0 and is never -0: a nonzero dx * t
+ * is at least 2^-131.)
  *
  * Some weights are carried as a multiple, taken back by their exact scale d / multiple: 4 for Q6_K
  * (abs(S) < 2^29.99), 16 for Q4_0. */
@@ -26,9 +26,10 @@ enum {
 };
 #define K_PREFILL_MAGIC_FLOAT 12582912.0f
 
-/* A super-block's activations in shared memory, 8 rows after 8. q: two panels of 128 inputs, in a panel
- * 128 bytes a row, 16-byte piece c of the row at place c ^ (row % 8), so that 8 rows' same piece lies in
- * all banks (and as wgmma's 128-byte swizzle wants it). dx: [blocks][8 rows]. sums: 16 bytes a row. */
+/* A super-block's activations in shared memory, 8 rows after 8. q: two panels of 128 inputs, in a
+ * panel 128 bytes a row, 16-byte piece c of the row at place c ^ (row % 8), so that 8 rows' same
+ * piece lies in all banks (and as wgmma's 128-byte swizzle wants it). dx: [blocks][8 rows]. sums:
+ * 16 bytes a row. */
 struct k_prefill_acts {
     const uint8_t *q;
     const float *dx;

@@ -1,14 +1,14 @@
-/* Super-blocks of Q4_K, Q5_K, Q6_K by wgmma (sm_90a): operand A from registers, B from shared memory,
- * asynchronous. A block's four warps are one warpgroup; each gives its own 16 outputs.
+/* Super-blocks of Q4_K, Q5_K, Q6_K by wgmma (sm_90a): operand A from registers, B from shared
+ * memory, asynchronous. A block's four warps are one warpgroup; each gives its own 16 outputs.
  *
- * The tensor core multiplies by the sub-blocks' scales too, since it has time to spare. A weight times
- * its scale has 10 to 14 bits and goes in as two digits, one operand each, so that two integer sums over
- * the whole super-block, S = low + BASE * high, need no work per sub-block and value:
+ * The tensor core multiplies by the sub-blocks' scales too, since it has time to spare. A weight
+ * times its scale has 10 to 14 bits and goes in as two digits, one operand each, so that two
+ * integer sums over the whole super-block, S = low + BASE * high, need no work per sub-block and
+ * value:
  *   Q4_K, Q5_K   scale = low + 8 * high, digits 0..7; weight * digit <= 217 is uint8
- *   Q6_K         4 * weight * scale, 16 bits signed: its low byte uint8, its high byte int8, base 256
- * M comes from the sums of 32: as `sum & 31` and `sum >> 5`, 8 bytes each, they are operand B of four
- * more, M = sum of m * low + 8 * (4 m) * high.
- */
+ *   Q6_K         4 * weight * scale, 16 bits: low byte uint8, high byte int8, base 256
+ * M comes from the sums of 32: as `sum & 31` and `sum >> 5`, 8 bytes each, they are operand B of
+ * four more, M = sum of m * low + 8 * (4 m) * high. */
 #ifndef ISLET_K_CUDA_PREFILL_WGMMA_CUH
 #define ISLET_K_CUDA_PREFILL_WGMMA_CUH
 
@@ -24,8 +24,8 @@ static __device__ __forceinline__ uint64_t k_prefill_wgmma_rows(const uint8_t *q
            (at & 0x3ffffu) >> 4;
 }
 
-/* Descriptor of the digits of the rows' sums: no swizzle, 16 bytes a row. Inputs 16..31 of the operand
- * are the same 16 bytes once more. */
+/* Descriptor of the digits of the rows' sums: no swizzle, 16 bytes a row. Inputs 16..31 of the
+ * operand are the same 16 bytes once more. */
 static __device__ __forceinline__ uint64_t k_prefill_wgmma_sums(const uint8_t *sums)
 {
     return (uint64_t)(8 * 16 / 16) << 32 |
