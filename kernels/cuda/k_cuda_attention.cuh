@@ -70,8 +70,8 @@ static __device__ __forceinline__ bool k_cuda_attention_weigh(float x0, float x1
                                   (seen0 && !k_float_finite(x0)) || (seen1 && !k_float_finite(x1)));
     const uint32_t key = max(seen0 ? k_cuda_warp_key(x0) : 0u, seen1 ? k_cuda_warp_key(x1) : 0u);
     const float m = k_cuda_warp_of_key(__reduce_max_sync(K_CUDA_WARP_ALL, key));
-    *ret_e0 = seen0 && !fault ? k_cuda_warp_exp(k_float_sub(x0, m)) : 0.0f;
-    *ret_e1 = seen1 && !fault ? k_cuda_warp_exp(k_float_sub(x1, m)) : 0.0f;
+    *ret_e0 = seen0 && !fault ? k_float_exp32(k_float_sub(x0, m)) : 0.0f;
+    *ret_e1 = seen1 && !fault ? k_float_exp32(k_float_sub(x1, m)) : 0.0f;
     *ret_m = fault ? 0.0f : m;
     *ret_l = k_cuda_warp_tree(k_float_add(*ret_e0, *ret_e1));
     return fault;
@@ -86,8 +86,8 @@ static __device__ __forceinline__ struct k_cuda_attention_step k_cuda_attention_
 {
     struct k_cuda_attention_step s;
     s.m = m > next ? m : next;
-    s.a = k_cuda_warp_exp(k_float_sub(m, s.m));
-    s.b = k_cuda_warp_exp(k_float_sub(next, s.m));
+    s.a = k_float_exp32(k_float_sub(m, s.m));
+    s.b = k_float_exp32(k_float_sub(next, s.m));
     return s;
 }
 static __device__ __forceinline__ float k_cuda_attention_fold(float y, float a, float next, float b)

@@ -316,8 +316,8 @@ static __device__ __forceinline__ bool tile_weights(struct tile_memory<TYPE, D> 
 #pragma unroll
     for (int k = 0; k < N; k++) {
         const uint32_t i = share + M::SHARES * k;
-        const float e0 = i < n && !fault ? k_cuda_warp_exp(k_float_sub(low[k], m)) : 0.0f;
-        const float e1 = i + 32 < n && !fault ? k_cuda_warp_exp(k_float_sub(high[k], m)) : 0.0f;
+        const float e0 = i < n && !fault ? k_float_exp32(k_float_sub(low[k], m)) : 0.0f;
+        const float e1 = i + 32 < n && !fault ? k_float_exp32(k_float_sub(high[k], m)) : 0.0f;
         memory->s[M::score_at(i, v)] = e0;
         memory->s[M::score_at(i + 32, v)] = e1;
         a[k] = k_float_add(e0, e1);

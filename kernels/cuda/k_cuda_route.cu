@@ -115,7 +115,7 @@ static __device__ __forceinline__ void router_choose(const struct router_args &a
             const uint32_t winner = router_take(keys, a.n_expert, &key, &id);
             mine = r == lane ? winner : mine;
         }
-        const float w = k_float_div(k_cuda_warp_exp(k_float_sub(logits[mine], m)), sum);
+        const float w = k_float_div(k_float_exp32(k_float_sub(logits[mine], m)), sum);
         for (uint32_t r = 0; r < count; r++) {
             const float next = __shfl_sync(K_CUDA_WARP_ALL, w, r);
             chosen = first + r == 0 ? next : k_float_add(chosen, next);
@@ -172,8 +172,7 @@ static __device__ __forceinline__ void router_row(const struct router_args &a, u
 #pragma unroll
     for (uint32_t k = 0; k < count; k++)
         if (lane + 32 * k < a.n_expert)
-            sum =
-                k_float_add(sum, k_cuda_warp_exp(k_float_sub(k_cuda_warp_of_key(keys.get(k)), m)));
+            sum = k_float_add(sum, k_float_exp32(k_float_sub(k_cuda_warp_of_key(keys.get(k)), m)));
     router_choose(a, keys, logits, m, k_cuda_warp_tree(sum), ids, weights);
 }
 
