@@ -20,11 +20,13 @@
 
 #if defined(__SANITIZE_THREAD__) /* gcc: twenty times as slow */
 enum {
-    DENSITY = 2
+    DENSITY = 2,
+    LEAST = 2
 };
 #else
 enum {
-    DENSITY = 6 /* of the calls that fail */
+    DENSITY = 6, /* of the calls that fail */
+    LEAST = 6    /* of them before answers, and while answering */
 };
 #endif
 
@@ -255,7 +257,7 @@ static void test_engine_gpu_failing_at_any_call_gives_the_same_answers(void **st
         if (untouched)
             break;
     }
-    assert_true(before_answers > 5 && while_answering > 5);
+    assert_true(before_answers >= LEAST && while_answering >= LEAST);
 }
 
 static void test_engine_gpu_lost_ends_the_process(void **state)
