@@ -363,15 +363,16 @@ static enum err_code load(struct engine *g, struct err *e)
     return load_on(g, false, e);
 }
 
-/* Those that came while the model loaded were not checked against it. */
+/* Those that came while the model loaded were not checked against it; those that came before a GPU
+ * failed were against the context that it had room for. */
 static void check_waiting(struct engine *g)
 {
     list_each_safe(it, &g->run.waiting) {
         struct engine_job *job = list_entry(it, struct engine_job, waiting);
         struct err e = {.code = ERR_OK};
-        if (job->checked)
+        if (job->checked_ctx == g->run.n_ctx)
             continue;
-        job->checked = true;
+        job->checked_ctx = g->run.n_ctx;
         if (engine_request_check_model(&job->request.run, g->model->shape.n_vocab, g->run.n_ctx,
                                        &e) != ERR_OK)
             engine_run_fail_job(&g->run, job, &e);
@@ -413,6 +414,8 @@ static void load_model(struct engine *g)
     struct err e = {.code = ERR_OK};
     on_progress(g, 0);
     set_state(g, PROTO_LOADING, "");
+    if (!g->gpu_dropped)
+        set_degraded(g, ""); /* why an earlier try did without the GPU */
     if (load(g, &e) == ERR_OK) {
         on_progress(g, 100);
         set_state(g, PROTO_SERVING, "");
@@ -613,7 +616,7 @@ enum err_code engine_submit(struct engine *g, struct engine_request *request, st
                        atomic_load(&g->n_open), limit);
     if (fault_hit(FAULT_WORKER_ADMIT))
         return err_set(e, ERR_BUSY, "a fault was asked for");
-    job->checked = facts.n_ctx != 0;
+    job->checked_ctx = facts.n_ctx;
     job->order = g->n_orders++;
     job->submitted_ns = ticks_ns(g->config.ticks);
     list_append(&g->open, &job->open);

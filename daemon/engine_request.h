@@ -15,7 +15,7 @@ struct engine_job {
     struct list waiting;           /* engine thread */
     struct engine_event last;      /* DONE or ERROR */
     _Atomic bool cancelled;        /* loop to engine */
-    bool checked;                  /* against the model, which may not be known at first */
+    uint32_t checked_ctx;          /* context it was checked against; 0: the model was not known */
     uint64_t order;                /* of submission */
     uint64_t submitted_ns;
     uint64_t deferred_ns; /* since when it waits for another's prefix; 0: does not */

@@ -3,11 +3,13 @@
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -46,6 +48,7 @@ static struct opener {
     struct fake_gpu_options options;
     enum err_code refusal; /* ERR_OK: it is there */
     unsigned opened;
+    _Atomic bool waits;      /* until it may open */
     struct k_device *device; /* the last one; the engine's */
 } opener;
 
@@ -53,6 +56,8 @@ static enum err_code open_gpu(void *context, struct k_device **ret, struct err *
 {
     struct opener *o = context;
     o->opened++;
+    while (atomic_load(&o->waits))
+        sched_yield();
     if (o->refusal != ERR_OK)
         return err_set(e, o->refusal, "there is no GPU for this test");
     const enum err_code code = fake_gpu_open(&o->options, ret, e);
@@ -277,6 +282,77 @@ static void test_engine_gpu_lost_ends_the_process(void **state)
     engine_rig_stop(&rig);
 }
 
+/* Short prompts that run and a long one that waits, all there before the model is. */
+static void ask_long(uint32_t n_long)
+{
+    static uint32_t prompt[4096];
+    assert_true(n_long <= 4096);
+    for (uint32_t i = 0; i < n_long; i++)
+        prompt[i] = (7 + 31 * i) % 4000;
+    struct proto_run run = engine_rig_run(prompt, PROMPT);
+    run.max_new = NEW;
+    engine_rig_submit(&rig, &run);
+    run = engine_rig_run(prompt, n_long);
+    run.max_new = 1;
+    engine_rig_submit(&rig, &run);
+}
+
+/* The CPU has room for a shorter context: who waits is checked against that one. */
+static void test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu(void **state)
+{
+    (void)state;
+    struct engine_facts facts;
+    struct k_counts counts;
+    opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
+    struct engine_config c = config_of(0, 12 * MIB);
+    c.kv_budget = 0;
+    c.max_sequences = 1;
+    engine_rig_start(&rig, &c);
+    assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_SERVING);
+    engine_get_facts(rig.engine, &facts);
+    k_ops(opener.device)->counts(opener.device, &counts);
+    engine_rig_stop(&rig);
+    opener.options.fault = (struct k_cuda_fault){.nth = counts.calls + 5, .error = DEVICE_ERROR};
+    atomic_store(&opener.waits, true);
+    engine_rig_start(&rig, &c);
+    ask_long(facts.n_ctx - 1);
+    atomic_store(&opener.waits, false);
+    engine_rig_finish(&rig);
+    assert_true(snapshot()->degraded[0] != '\0');
+    assert_false(rig.answers[0].failed);
+    assert_true(rig.answers[1].failed);
+    assert_int_equal(rig.answers[1].error.code, ERR_ARGUMENT);
+    assert_non_null(strstr(rig.answers[1].error.text, "the context is"));
+    engine_rig_stop(&rig);
+}
+
+/* Neither GPU nor model at first; both later. */
+static void test_engine_gpu_that_opens_at_the_second_try_is_not_degraded(void **state)
+{
+    (void)state;
+    char path[64];
+    snprintf(path, sizeof(path), "/var/tmp/islet-gpu-XXXXXX");
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    unlink(path);
+    opener.refusal = ERR_NOMEM;
+    opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
+    struct engine_config c = config_of(0, 0);
+    c.model_path = path;
+    engine_rig_start(&rig, &c);
+    assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_FAILED);
+    opener.refusal = ERR_OK;
+    assert_int_equal(symlink(TINY, path), 0);
+    engine_load_again(rig.engine);
+    while (engine_rig_wait_loaded(&rig) != PROTO_SERVING)
+        sched_yield();
+    assert_non_null(strstr(snapshot()->backend, "fake+"));
+    assert_int_equal(snapshot()->degraded[0], '\0');
+    engine_rig_stop(&rig);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +364,8 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_on_does_without_no_gpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_failing_at_any_call_gives_the_same_answers, reset),
         cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
+        cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
     };
     return cmocka_run_group_tests(tests, set_expected, NULL);
 }
