@@ -210,6 +210,8 @@ static void land(struct engine_experts *x, const struct tier_ssd_result *result,
     } else {
         x->error = e;
         expert_cache_failed(x->cache, layer, expert);
+        if (layer == x->held_layer)
+            x->is_held[expert] = false;
     }
     if (!waited)
         return;
@@ -264,11 +266,11 @@ static bool start_expected(struct engine_experts *x)
     return true;
 }
 
-/* The guesses have served. Those whose read failed have no pins left. */
+/* The guesses have served. Those whose read failed are not held, even if they were read again. */
 static void release_held(struct engine_experts *x)
 {
     for (uint32_t i = 0; i < x->n_held; i++) {
-        if (expert_cache_state(x->cache, x->held_layer, x->held[i]) != EXPERT_CACHE_ABSENT)
+        if (x->is_held[x->held[i]])
             expert_cache_unpin(x->cache, x->held_layer, x->held[i]);
         x->is_held[x->held[i]] = false;
     }
@@ -484,28 +486,27 @@ static bool fill_some(struct engine_experts *x, uint32_t most)
     return x->warm < x->n_experts;
 }
 
-/* Nobody waits for these reads: who needs such an expert later has it read again. */
-static void harvest_idle(struct engine_experts *x)
+bool engine_experts_idle(struct engine_experts *x)
 {
-    x->error.code = ERR_OK;
-    harvest(x, true);
+    leave_layer(x);
+    if (reads_open(x)) {
+        x->error.code = ERR_OK;
+        harvest(x, true);
+        engine_experts_idle_warn(x);
+        return true;
+    }
+    tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
+    return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
+}
+
+void engine_experts_idle_warn(struct engine_experts *x)
+{
     if (x->error.code == ERR_OK || x->idle_failed)
         return;
     x->idle_failed = true;
     log_warn("engine", "idle_read_failed",
              "reason=\"%s\" action=\"continuing: experts are read when they are needed\"",
              x->error.text);
-}
-
-bool engine_experts_idle(struct engine_experts *x)
-{
-    leave_layer(x);
-    if (reads_open(x)) {
-        harvest_idle(x);
-        return true;
-    }
-    tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
-    return x->all_fit && (fill_some(x, IDLE_READS) || reads_open(x));
 }
 
 bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert)
@@ -519,7 +520,7 @@ void engine_experts_land(struct engine_experts *x)
 {
     leave_layer(x);
     if (reads_open(x))
-        harvest_idle(x);
+        harvest(x, true);
 }
 
 /* Layers differ in their experts' bytes, the first is taken for all: an estimate. */

@@ -114,10 +114,14 @@ void engine_experts_poll(struct engine_experts *x);
 /* While the engine has nothing to do: reads more experts if all of them have
  * room. False: there is nothing left. Waits some milliseconds at most. */
 bool engine_experts_idle(struct engine_experts *x);
+/* Nobody waits for such reads, and who needs an expert later has it read again: where x->error says
+ * that one failed, that is warned of once. */
+void engine_experts_idle_warn(struct engine_experts *x);
 /* While no step runs: begins to read an ABSENT expert, pinned. False: no room for now. What fails is
  * ABSENT again and in x->error. */
 bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert);
-/* While no step runs: waits for a read that is under way and takes what arrived. */
+/* While no step runs: waits for a read that is under way and takes what arrived. x->error: the last
+ * that failed. */
 void engine_experts_land(struct engine_experts *x);
 /* Reads every expert now, while a model loads; all of them have room. ERR_FORMAT, ERR_IO,
  * ERR_CANCELLED (stopped, as in struct model_loading). */

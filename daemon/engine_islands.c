@@ -407,7 +407,12 @@ static bool fill_some(struct engine_islands *is, enum err_code *ret_code)
 bool engine_islands_idle(struct engine_islands *is, enum err_code *ret_code)
 {
     *ret_code = ERR_OK;
-    return is->cache != NULL && is->next < is->experts->n_experts && fill_some(is, ret_code);
+    if (is->cache == NULL || is->next >= is->experts->n_experts)
+        return false;
+    is->experts->error.code = ERR_OK;
+    const bool more = fill_some(is, ret_code);
+    engine_experts_idle_warn(is->experts);
+    return more;
 }
 
 enum err_code engine_islands_fill(struct engine_islands *is, const struct model_loading *loading,

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "alloc.h"
+#include "fake_gpu.h"
 #include "fake_read.h"
 #include "forward_rig.h"
 #include "gguf.h"
@@ -447,6 +448,84 @@ static void test_engine_experts_a_failed_guess_costs_nothing_but_a_read(void **s
     forward_rig_close(&s);
 }
 
+/* A layer that needs one expert. */
+static void begin_layer(struct forward_rig *s, uint32_t index, struct k_group *group,
+                        uint32_t expert)
+{
+    static const uint32_t order[1] = {0};
+    *group = (struct k_group){.expert = expert, .count = 1};
+    engine_experts_layer(s->experts,
+                         &(struct engine_experts_layer){
+                             .index = index, .n_groups = 1, .groups = group, .order = order});
+}
+
+static void end_layer(struct forward_rig *s)
+{
+    while (engine_experts_take(s->experts) > 0) {
+    }
+}
+
+/* The read for a guess fails, then the same expert is read ahead with the rest of its layer: that
+ * read has no pin of the guess. */
+static void test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin(void **state)
+{
+    (void)state;
+    char path[512];
+    struct k_group group;
+    const uint32_t one = 0, guessed = 5;
+    uint64_t place;
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, 0, true);
+    struct engine_experts *x = s.experts;
+    engine_experts_step(x, 1);
+    begin_layer(&s, 0, &group, one);
+    fake.fail_errno = EIO;
+    fake.fail_nth = 1;
+    fake.fail_forever = true;
+    engine_experts_expect(x, &guessed, 1);
+    assert_int_equal(x->n_held, 1);
+    while (expert_cache_state(x->cache, 1, guessed) == EXPERT_CACHE_LOADING)
+        engine_experts_poll(x);
+    fake.fail_nth = 0;
+    fake.fail_forever = false;
+    assert_true(expert_cache_reserve(x->cache, 1, guessed, false, &place));
+    expert_cache_arrived(x->cache, 1, guessed);
+    end_layer(&s);
+    begin_layer(&s, 1, &group, guessed);
+    assert_int_equal(x->n_there, 1);
+    end_layer(&s);
+    forward_rig_close(&s);
+}
+
+/* Islands that are filled while a model loads: an expert that is damaged ends that, though others
+ * are read after it. */
+static void test_engine_experts_a_damaged_one_ends_a_fill_of_islands(void **state)
+{
+    (void)state;
+    char path[64];
+    struct forward_rig s;
+    struct err e = {.code = ERR_OK};
+    struct tier_ssd_part parts[TIER_SSD_PARTS];
+    struct forward_rig_gpu gpu = {.islands_bytes = UINT64_MAX, .rates = {1e9, 1e9, 1e9, 1e9, 0}};
+    const struct engine_forward_sizes sizes = {
+        .max_rows = ROWS, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
+    copy_model(path);
+    fake_read_init(&fake);
+    fake.seed = 7;
+    must(fake_gpu_open(&(struct fake_gpu_options){.eager = true}, &gpu.device, &e), &e);
+    must(forward_rig_open(path, ARENA, &fake.source, &sizes, &gpu, &s, &e), &e);
+    model_expert_parts(s.model, 0, 0, 0, parts);
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "\xff\x7f", 2, (off_t)parts[1].offset), 2); /* d = NaN */
+    close(fd);
+    assert_int_equal(engine_islands_fill(&s.islands, &(struct model_loading){.total_bytes = 1}, &e),
+                     ERR_FORMAT);
+    assert_false(s.experts->idle_failed); /* it is returned, not logged */
+    forward_rig_close(&s);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -462,6 +541,8 @@ int main(void)
         cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
         cmocka_unit_test(test_engine_experts_guesses_begin_reads_with_the_same_bits),
         cmocka_unit_test(test_engine_experts_a_failed_guess_costs_nothing_but_a_read),
+        cmocka_unit_test(test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin),
+        cmocka_unit_test(test_engine_experts_a_damaged_one_ends_a_fill_of_islands),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
 }
