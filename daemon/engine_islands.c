@@ -139,7 +139,8 @@ static void land(struct engine_islands *is, uint64_t until)
     memmove(is->flights, is->flights + n, is->n_flights * sizeof(*is->flights));
 }
 
-void engine_islands_poll(struct engine_islands *is)
+/* Takes notice of copies that are done; never waits. The stream that computes was waited for. */
+static void settle(struct engine_islands *is)
 {
     if (is->n_flights > 0)
         land(is, tier_vram_settle(&is->vram) ? is->vram.begun : is->awaited);
@@ -154,6 +155,7 @@ static void await_all(struct engine_islands *is)
 static void unpin_all(void *context)
 {
     struct engine_islands *is = context;
+    is->held = true;
     (void)tier_vram_wait(&is->vram); /* an error shows again at the step's end */
     land(is, is->vram.begun);
 }
@@ -175,10 +177,11 @@ static struct engine_islands_flight *begin_copy(struct engine_islands *is, uint3
     return f;
 }
 
-/* An island for an absent expert, if its worth is more than what would go for it. */
+/* An island for an absent expert, if its worth is more than what would go for it: nothing that is
+ * computed with. */
 static bool reserve(struct engine_islands *is, uint32_t layer, uint32_t expert, uint64_t *ret_place)
 {
-    return is->cache != NULL &&
+    return is->cache != NULL && !is->held &&
            expert_cache_state(is->cache, layer, expert) == EXPERT_CACHE_ABSENT &&
            expert_cache_reserve(is->cache, layer, expert, false, ret_place);
 }
@@ -237,7 +240,7 @@ void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, u
 
 void engine_islands_step(struct engine_islands *is, uint32_t n_rows)
 {
-    engine_islands_poll(is);
+    settle(is);
     is->steps++;
     memset(is->row_hits, 0, n_rows * sizeof(*is->row_hits));
 }
@@ -279,7 +282,7 @@ static bool take_early(struct engine_islands *is, uint32_t expert, uint32_t g)
 
 void engine_islands_layer(struct engine_islands *is, const struct engine_experts_layer *layer)
 {
-    engine_islands_poll(is);
+    settle(is);
     is->layer = layer->index;
     is->groups = layer->groups;
     is->n_resident = is->n_rest = is->early[0].n_groups = is->early[1].n_groups = 0;
@@ -306,6 +309,7 @@ void engine_islands_leave(struct engine_islands *is)
     for (uint32_t i = 0; i < is->n_resident; i++)
         expert_cache_unpin(is->cache, is->layer, is->groups[is->resident[i]].expert);
     is->n_resident = is->n_rest = 0;
+    is->held = false; /* before the next copies begin, the stream that computes is waited for */
     is->early_layer = is->n_layer;
 }
 

@@ -42,7 +42,7 @@ struct engine_islands {
     /* of the layer that is computed: indices into its groups */
     uint32_t layer, *resident, n_resident, *rest, n_rest;
     const struct k_group *groups;
-    bool await;               /* some of the resident ones are still under way */
+    bool held;                /* no island is given away: copies landed while it is computed */
     uint32_t *row_hits;       /* [max_rows] of the step: uses of experts in islands */
     unsigned half, n_transit; /* of the transit area: the half in use, experts in it */
     /* Experts that were copied before their layer chose them, in both halves in this order; then
@@ -102,8 +102,6 @@ void engine_islands_end(struct engine_islands *is);   /* what computes was given
  * room: from one of them on, another one each time, until one is refused. */
 void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n);
 
-/* Takes notice of copies that are done; never waits. The stream that computes was waited for. */
-void engine_islands_poll(struct engine_islands *is);
 /* While the engine has nothing to do: fills islands. False: there is nothing left to do. ERR_DEVICE
  * goes to *ret_code. */
 bool engine_islands_idle(struct engine_islands *is, enum err_code *ret_code);

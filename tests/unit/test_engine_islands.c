@@ -194,6 +194,61 @@ static void test_engine_islands_every_budget_gives_the_same_bits(void **state)
             }
 }
 
+/* Layer 0 of a step, by hand: two experts, copied one after the other; in between reads find no slot,
+ * so that the first copy ends. Returns whether its island was there, and then not any more. */
+static bool lost_in_a_layer(struct forward_rig *s, uint32_t first, uint32_t second, uint32_t rows)
+{
+    struct engine_islands *is = &s->islands;
+    static const uint32_t order[1 + ROWS] = {0};
+    const struct k_group groups[2] = {{.expert = first, .count = 1},
+                                      {.expert = second, .first = 1, .count = rows}};
+    bool there = false;
+    engine_experts_step(s->experts, 1);
+    engine_islands_step(is, 1);
+    engine_islands_layer(
+        is, &(struct engine_experts_layer){.n_groups = 2, .groups = groups, .order = order});
+    for (uint32_t i = 0; i < is->n_rest; i++) {
+        engine_islands_begin(is);
+        engine_islands_copy(is, is->rest[i]);
+        engine_islands_await(is);
+        engine_islands_end(is);
+        s->experts->unpin(s->experts->unpin_context);
+        there |= expert_cache_state(is->cache, 0, first) != EXPERT_CACHE_ABSENT;
+    }
+    const bool is_there = expert_cache_state(is->cache, 0, first) != EXPERT_CACHE_ABSENT;
+    engine_islands_leave(is);
+    if (k_ops(s->gpu)->wait(s->gpu_stream) != ERR_OK)
+        fail_msg("the GPU failed");
+    return there && !is_there;
+}
+
+/* An expert that was copied may be computed with until the layer's end. */
+static void test_engine_islands_copied_for_a_layer_stay_while_it_is_computed(void **state)
+{
+    (void)state;
+    const struct fake_gpu_options o = {.eager = true};
+    struct forward_rig s;
+    uint64_t place, seed = 1;
+    gpu_rig(&s, &o, 0, 0, &copies);
+    struct expert_cache *cache = s.islands.cache;
+    while (engine_experts_idle(s.experts)) {
+    }
+    for (uint32_t i = 0; expert_cache_count(cache).used_bytes + 4 * s.islands.vram.island_bytes[0] <
+                         s.islands.islands_bytes;
+         i++) {
+        assert_true(expert_cache_reserve(cache, 1, i, true, &place));
+        expert_cache_arrived(cache, 1, i);
+    }
+    for (uint32_t i = 0; i < 4000; i++) {
+        seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+        /* those whose turn it is to ask for an island */
+        const uint32_t first = (UINT32_MAX - s.islands.steps) % 8 + 8 * (seed >> 40 & 1);
+        assert_false(lost_in_a_layer(&s, first, first ^ 8, 1 + (seed >> 50) % ROWS));
+    }
+    assert_true(expert_cache_count(cache).evictions > 0);
+    forward_rig_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +256,7 @@ int main(void)
         cmocka_unit_test(test_engine_islands_copies_for_one_use),
         cmocka_unit_test(test_engine_islands_all_fit_the_host_sees_no_layer),
         cmocka_unit_test(test_engine_islands_every_budget_gives_the_same_bits),
+        cmocka_unit_test(test_engine_islands_copied_for_a_layer_stay_while_it_is_computed),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
 }
