@@ -1,7 +1,7 @@
-/* How memory.ram_budget and memory.vram_budget are divided: pure. The budget covers everything of the worker in RAM: dense
- * weights, KV pages, the buffers of a step, and the arena of expert slots, which takes the rest.
- * The process itself (code, libraries, queues, file header) comes on top, ENGINE_BUDGET_PROCESS at
- * most. */
+/* How memory.ram_budget and memory.vram_budget are divided: pure. The first covers everything of the
+ * worker in RAM: dense weights, KV pages, the buffers of a step, and the arena of expert slots, which
+ * takes the rest. The process itself (code, libraries, queues, file header) comes on top,
+ * ENGINE_BUDGET_PROCESS at most. */
 #ifndef ISLET_ENGINE_BUDGET_H
 #define ISLET_ENGINE_BUDGET_H
 
