@@ -27,9 +27,11 @@ static void move_slot(struct engine_run *run, uint32_t i, uint32_t *arrays)
     uint32_t *tokens = arrays + i * ((size_t)run->n_ctx + run->max_pages);
     if (slot->job != NULL && slot->n_tokens >= run->n_ctx) {
         struct err e = {.code = ERR_OK};
-        (void)err_set(&e, ERR_DEVICE,
-                      "the GPU failed, and %u tokens are more than the context of %u without it",
-                      slot->n_tokens, run->n_ctx);
+        (void)err_set(
+            &e, ERR_DEVICE,
+            "the GPU failed, and %u tokens leave no place in the context of %u without it; "
+            "memory.ram_budget or memory.kv_budget would have to be larger",
+            slot->n_tokens, run->n_ctx);
         engine_run_fail(run, slot, &e);
     }
     if (slot->job != NULL)

@@ -282,25 +282,11 @@ static void test_engine_gpu_lost_ends_the_process(void **state)
     engine_rig_stop(&rig);
 }
 
-/* Short prompts that run and a long one that waits, all there before the model is. */
-static void ask_long(uint32_t n_long)
+/* One prompt runs and one waits when the GPU fails; both are there before the model is. The CPU has
+ * room for a shorter context. `longer` is the one that fills the GPU's; the other one is answered. */
+static const struct engine_rig_answer *fail_with_long(uint32_t longer)
 {
     static uint32_t prompt[4096];
-    assert_true(n_long <= 4096);
-    for (uint32_t i = 0; i < n_long; i++)
-        prompt[i] = (7 + 31 * i) % 4000;
-    struct proto_run run = engine_rig_run(prompt, PROMPT);
-    run.max_new = NEW;
-    engine_rig_submit(&rig, &run);
-    run = engine_rig_run(prompt, n_long);
-    run.max_new = 1;
-    engine_rig_submit(&rig, &run);
-}
-
-/* The CPU has room for a shorter context: who waits is checked against that one. */
-static void test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu(void **state)
-{
-    (void)state;
     struct engine_facts facts;
     struct k_counts counts;
     opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
@@ -315,14 +301,38 @@ static void test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu(void **
     opener.options.fault = (struct k_cuda_fault){.nth = counts.calls + 5, .error = DEVICE_ERROR};
     atomic_store(&opener.waits, true);
     engine_rig_start(&rig, &c);
-    ask_long(facts.n_ctx - 1);
+    assert_true(facts.n_ctx <= 4096);
+    for (uint32_t i = 0; i < facts.n_ctx; i++)
+        prompt[i] = (7 + 31 * i) % 4000;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct proto_run run = engine_rig_run(prompt, i == longer ? facts.n_ctx - 1 : PROMPT);
+        run.max_new = 1;
+        run.priority = i == 0 ? -100 : 0; /* it runs first */
+        engine_rig_submit(&rig, &run);
+    }
     atomic_store(&opener.waits, false);
     engine_rig_finish(&rig);
     assert_true(snapshot()->degraded[0] != '\0');
-    assert_false(rig.answers[0].failed);
-    assert_true(rig.answers[1].failed);
-    assert_int_equal(rig.answers[1].error.code, ERR_ARGUMENT);
-    assert_non_null(strstr(rig.answers[1].error.text, "the context is"));
+    assert_false(rig.answers[1 - longer].failed);
+    assert_true(rig.answers[longer].failed);
+    return &rig.answers[longer];
+}
+
+static void test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu(void **state)
+{
+    (void)state;
+    const struct engine_rig_answer *a = fail_with_long(1);
+    assert_int_equal(a->error.code, ERR_ARGUMENT);
+    assert_non_null(strstr(a->error.text, "the context is"));
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu(void **state)
+{
+    (void)state;
+    const struct engine_rig_answer *a = fail_with_long(0);
+    assert_int_equal(a->error.code, ERR_DEVICE);
+    assert_non_null(strstr(a->error.text, "memory.kv_budget"));
     engine_rig_stop(&rig);
 }
 
@@ -365,6 +375,7 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_failing_at_any_call_gives_the_same_answers, reset),
         cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
+        cmocka_unit_test_setup(test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
     };
     return cmocka_run_group_tests(tests, set_expected, NULL);
