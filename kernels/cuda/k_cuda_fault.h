@@ -33,7 +33,7 @@ static inline bool k_cuda_fault_is_lost(int error)
     case 2:   /* no memory */
     case 9:   /* invalid configuration of a launch */
     case 13:  /* invalid symbol */
-    case 34:  /* stub library */
+    case 34:  /* no driver behind the library */
     case 35:  /* driver older than the library */
     case 46:  /* device used by someone else alone */
     case 98:  /* invalid device function */
