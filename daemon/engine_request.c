@@ -33,6 +33,7 @@ struct engine_request *engine_request_new(uint64_t handle, const struct proto_ru
     j->request.run.tokens = put(&at, run->tokens, tokens);
     j->request.run.bias = put(&at, run->bias, bias);
     j->request.run.session.data = put(&at, run->session.data, run->session.size);
+    j->request.run.trace = proto_text_of(""); /* the peer's matter */
     snprintf(j->request.client, sizeof(j->request.client), "%s", client);
     list_init(&j->open);
     list_init(&j->waiting);

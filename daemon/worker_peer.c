@@ -22,6 +22,7 @@ struct worker_request {
     struct list link;
     uint64_t id; /* the client's */
     uint64_t handle;
+    char trace[PROTO_MAX_TRACE + 1]; /* what the client calls it, or "-" */
 };
 
 void worker_peer_set_init(struct worker_peers *set, struct engine *engine, uint32_t max_frame,
@@ -79,6 +80,7 @@ void worker_peer_close(struct worker_peer *p)
         return;
     list_each_safe(it, &p->requests) {
         struct worker_request *r = list_entry(it, struct worker_request, link);
+        log_debug("request", "abandoned", "trace=%s client=\"%s\"", r->trace, p->client);
         engine_cancel(p->set->engine, r->handle);
         worker_peer_end_request(p, r);
     }
@@ -161,7 +163,11 @@ static enum err_code worker_peer_admit(struct worker_peer *p, uint64_t id,
     if (engine_submit(set->engine, request, e) != ERR_OK)
         goto refused;
     set->serial++;
-    *r = (struct worker_request){.id = id, .handle = handle};
+    *r = (struct worker_request){.id = id, .handle = handle, .trace = "-"};
+    if (run->trace.size > 0)
+        snprintf(r->trace, sizeof r->trace, "%.*s", run->trace.size, run->trace.data);
+    log_debug("request", "accepted", "trace=%s client=\"%s\" prompt=%u first_index=%u", r->trace,
+              p->client, run->n_prompt, run->first_index);
     list_append(&p->requests, &r->link);
     p->n_requests++;
     set->n_requests++;
@@ -362,6 +368,16 @@ void worker_peer_check_stall(struct worker_peer *p, uint64_t now_ms)
 
 /* ---- from the engine ---- */
 
+static void worker_peer_log_done(const struct worker_peer *p, const struct worker_request *r,
+                                 const struct proto_done *m)
+{
+    log_info("request", "done",
+             "trace=%s client=\"%s\" finish=%s prompt=%u cached=%u generated=%u queue_ms=%u "
+             "prefill_ms=%u decode_ms=%u",
+             r->trace, p->client, proto_finish_name(m->finish), m->usage.prompt, m->usage.cached,
+             m->usage.generated, m->usage.queue_ms, m->usage.prefill_ms, m->usage.decode_ms);
+}
+
 struct worker_peer *worker_peer_on_event(struct worker_peers *set, const struct engine_event *event)
 {
     uint64_t slot = event->handle >> WORKER_PEER_SLOT_SHIFT;
@@ -382,10 +398,13 @@ struct worker_peer *worker_peer_on_event(struct worker_peers *set, const struct 
         break;
     case ENGINE_DONE:
         proto_encode_done(&p->out, r->id, &event->done);
+        worker_peer_log_done(p, r, &event->done);
         worker_peer_end_request(p, r);
         break;
     case ENGINE_ERROR:
         worker_peer_error(p, r->id, event->error.code, event->error.text);
+        log_info("request", "failed", "trace=%s client=\"%s\" code=%s reason=\"%s\"", r->trace,
+                 p->client, err_code_name(event->error.code), event->error.text);
         worker_peer_end_request(p, r);
         break;
     case ENGINE_STATE:

@@ -145,7 +145,8 @@ bool gw_request_run(const struct gw_request_choice *c, struct buf *scratch, stru
                             .n_prompt = prompt->n,
                             .first_index = c->n_ids,
                             .seed = c->seed,
-                            .flags = run_flags(c)};
+                            .flags = run_flags(c),
+                            .trace = proto_text_of(q->client_id)};
     buf_clear(scratch);
     buf_append(scratch, q->ask.bias, q->ask.n_bias * sizeof(struct proto_bias));
     for (unsigned i = 0; !ends && i < q->n_end; i++) {

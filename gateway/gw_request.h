@@ -81,8 +81,8 @@ struct gw_request_listener {
 struct gw_request {
     unsigned references;
     struct gw_chat_request ask;
-    char id[GW_REQUEST_ID_BYTES]; /* of the answer, without "chatcmpl-" */
-    char client_id[129];          /* x-request-id */
+    char id[GW_REQUEST_ID_BYTES];        /* of the answer, without "chatcmpl-" */
+    char client_id[PROTO_MAX_TRACE + 1]; /* x-request-id */
     int64_t created_s;
     uint64_t arrived_ns, started_ns; /* started: the first choice was sent; 0: not yet */
     uint64_t seed;                   /* of choice 0 */

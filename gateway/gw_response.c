@@ -46,12 +46,7 @@ void gw_response_id(const struct gw_http_request *r, char ret[GW_RESPONSE_ID_BYT
     struct gw_http_text id = {0};
     if (r != NULL)
         id = gw_http_field(r, "x-request-id");
-    bool fine = id.n >= 1 && id.n < GW_RESPONSE_ID_BYTES;
-    for (size_t i = 0; fine && i < id.n; i++) {
-        char c = id.p[i];
-        bool word = (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z');
-        fine = word || strchr("._:-", c) != NULL;
-    }
+    bool fine = proto_trace_good(id.p, id.n);
     if (fine) {
         memcpy(ret, id.p, id.n);
         ret[id.n] = '\0';

@@ -10,9 +10,10 @@
 #include "gw_error.h"
 #include "gw_exchange.h"
 #include "gw_http.h"
+#include "proto_message.h"
 
 enum {
-    GW_RESPONSE_ID_BYTES = 129
+    GW_RESPONSE_ID_BYTES = PROTO_MAX_TRACE + 1
 }; /* of a request id with its NUL */
 
 struct gw_response {

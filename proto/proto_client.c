@@ -191,6 +191,10 @@ static enum err_code proto_client_check_run(const struct proto_client *c, const 
     if (m->session.size > PROTO_MAX_TEXT)
         return err_set(e, ERR_ARGUMENT, "session key of %u bytes: the limit is %d", m->session.size,
                        PROTO_MAX_TEXT);
+    if (m->trace.size > 0 && !proto_trace_good(m->trace.data, m->trace.size))
+        return err_set(e, ERR_ARGUMENT,
+                       "a trace has 1 to %d of letters, digits, '.', '_', ':' and '-'",
+                       PROTO_MAX_TRACE);
     return ERR_OK;
 }
 

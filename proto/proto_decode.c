@@ -244,6 +244,21 @@ static void proto_decode_run_bias(struct proto_decode *d, struct proto_bias *ret
     }
 }
 
+/* The last field came with a later version: a frame may end before it, and bytes that are no trace
+ * are bytes of a version that is not known here. */
+static struct proto_text proto_decode_trace(const struct proto_decode *d)
+{
+    struct proto_text t = {.data = "", .size = 0};
+    size_t left = (size_t)(d->end - d->p);
+    if (d->code != ERR_OK || left < 2)
+        return t;
+    const char *text = (const char *)d->p + 2;
+    size_t size = (size_t)(d->p[0] << 8 | d->p[1]);
+    if (size <= left - 2 && proto_trace_good(text, size))
+        t = (struct proto_text){.data = text, .size = (uint16_t)size};
+    return t;
+}
+
 enum err_code proto_decode_run(const struct proto_frame *f, struct proto_scratch *s,
                                struct proto_run *ret, struct err *e)
 {
@@ -263,6 +278,7 @@ enum err_code proto_decode_run(const struct proto_frame *f, struct proto_scratch
     uint32_t *tokens = proto_decode_room(&d, &s->a, m.n_tokens, sizeof *tokens);
     if (tokens != NULL)
         proto_decode_ids(&d, "tokens", tokens, m.n_tokens);
+    m.trace = proto_decode_trace(&d);
     m.bias = bias;
     m.tokens = tokens;
     if (d.code == ERR_OK)

@@ -121,6 +121,7 @@ void proto_encode_run(struct buf *out, uint64_t request_id, const struct proto_r
 {
     assert(m->n_prompt <= m->n_tokens && m->n_tokens - m->n_prompt == m->first_index);
     assert(m->n_top <= PROTO_MAX_TOP && m->n_end <= PROTO_MAX_END && m->n_bias <= PROTO_MAX_BIAS);
+    assert(m->trace.size == 0 || proto_trace_good(m->trace.data, m->trace.size));
     size_t start = proto_encode_begin(out, PROTO_RUN_INFERENCE, request_id);
     proto_encode_u32(out, m->n_tokens);
     proto_encode_u32(out, m->n_prompt);
@@ -147,6 +148,8 @@ void proto_encode_run(struct buf *out, uint64_t request_id, const struct proto_r
         proto_encode_f32(out, m->bias[i].value);
     }
     proto_encode_ids(out, m->tokens, m->n_tokens);
+    if (m->trace.size > 0)
+        proto_encode_text(out, m->trace);
     proto_encode_end(out, start);
 }
 

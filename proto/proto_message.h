@@ -18,7 +18,8 @@ enum {
     PROTO_MAX_TOP = 20,
     PROTO_MAX_BIAS = 1024 + 64,
     PROTO_MAX_END = 16,
-    PROTO_MAX_TEXT = 512 /* bytes of any text field */
+    PROTO_MAX_TEXT = 512, /* bytes of any text field */
+    PROTO_MAX_TRACE = 128 /* bytes of run_inference's trace, which is its client's request id */
 };
 
 enum proto_cmd {
@@ -48,6 +49,18 @@ struct proto_text { /* not NUL-terminated; lent by the frame when decoded */
 static inline struct proto_text proto_text_of(const char *text)
 {
     return (struct proto_text){.data = text, .size = (uint16_t)strnlen(text, PROTO_MAX_TEXT)};
+}
+
+/* True for what may be a trace: 1 to PROTO_MAX_TRACE of letters, digits, '.', '_', ':', '-', so that
+ * it can stand in a header and in a line of a log. */
+static inline bool proto_trace_good(const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bool word = (p[i] >= '0' && p[i] <= '9') || ((p[i] | 0x20) >= 'a' && (p[i] | 0x20) <= 'z');
+        if (!word && p[i] != '.' && p[i] != '_' && p[i] != ':' && p[i] != '-')
+            return false;
+    }
+    return n >= 1 && n <= PROTO_MAX_TRACE;
 }
 
 struct proto_hello {
@@ -118,6 +131,7 @@ struct proto_run {
     const struct proto_bias *bias;
     uint16_t n_bias;
     struct proto_text session; /* key, or "" */
+    struct proto_text trace;   /* names the request in the worker's log (proto_trace_good), or "" */
 };
 
 struct proto_top {

@@ -162,7 +162,7 @@ static struct fake_run *run_copy(uint64_t id, const struct proto_run *m)
     r->run = *m;
     r->run.bias = bias;
     r->run.tokens = tokens;
-    r->run.session = proto_text_of("");
+    r->run.session = r->run.trace = proto_text_of("");
     r->next = m->first_index;
     return r;
 }

@@ -106,6 +106,7 @@ static void dump_run_fields(const struct proto_run *m, struct buf *b)
         buf_format(b, " %u:%.9g", m->bias[i].id, (double)m->bias[i].value);
     buf_text(b, "\n");
     line_ids(b, "tokens", m->tokens, m->n_tokens);
+    line_text(b, "trace", m->trace);
 }
 
 static enum err_code dump_run(const struct proto_frame *f, struct proto_scratch *s, struct buf *b,

@@ -256,14 +256,23 @@ test('W61 x-request-id', async () => {
   const good = 'trace-1.2:3_x';
   const echoed = await chat(server, { ...norway, max_tokens: 1 }, { headers: { 'x-request-id': good } });
   assert.equal(echoed.headers['x-request-id'], good);
-  await server.until('the id is in the log', () => server.gateway.lines.some((l) => l.includes(good)), 2000);
+  const logged = (id) => [server.gateway, server.worker].every((p) => p.lines.some((l) => l.includes(id)));
+  await server.until('the id is in both logs', () => logged(good), 10000);
+  assert.ok(server.worker.lines.some((l) => / request done trace=trace-1\.2:3_x client="islet-gateway" finish=length prompt=\d+ cached=\d+ generated=1 /.test(l)),
+    server.worker.lines.join('\n'));
+  // One that fails in the worker and each part of one request carry it too.
+  const parts = await chat(server, { ...norway, n: 3, max_tokens: 1 }, { headers: { 'x-request-id': 'three-parts' } });
+  assert.equal(parts.status, 200);
+  await server.until('three lines', () => server.worker.lines.filter((l) => l.includes('trace=three-parts')).length === 3, 10000);
   const longest = 'x'.repeat(128);
   assert.equal((await chat(server, { ...norway, max_tokens: 1 }, { headers: { 'x-request-id': longest } })).headers['x-request-id'], longest);
   const lines = server.gateway.lines.filter((l) => l.includes(good));
   assert.ok(lines.some((l) => l.includes('answered')) && lines.some((l) => l.includes('done')), lines.join('\n'));
   for (const bad of ['x'.repeat(129), 'a b', 'ä', '', 'a,b', 'a/b']) {
     const r = await chat(server, { ...norway, max_tokens: 1 }, { headers: { 'x-request-id': bad } });
-    assert.match(r.headers['x-request-id'], /^req_[0-9a-f]{24}$/, bad);
+    const made = r.headers['x-request-id'];
+    assert.match(made, /^req_[0-9a-f]{24}$/, bad);
+    await server.until('the id that was made is in both logs', () => logged(made), 10000);
   }
 });
 
