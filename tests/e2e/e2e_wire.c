@@ -2,8 +2,9 @@
  * folder per case:
  *   request  a line of the file is a line with CR LF on the wire; a '\' at its end leaves the CR LF
  *            out; \r \n \t \0 \\ \xNN stand for bytes
- *   expect   lines of: status N, header TEXT, no-header NAME, body TEXT, no-body, close, keep,
- *            silent, via unix, whole (not byte by byte too)
+ *   expect   lines of: status N, header LINE, header-begins TEXT, no-header NAME, body TEXT,
+ *            no-body, close, keep (a request behind it is answered), silent, via unix, whole (not
+ *            byte by byte too)
  * Each case is sent whole and byte by byte, must carry x-request-id, and /livez must answer
  * afterwards. */
 #include <setjmp.h>
@@ -15,6 +16,7 @@
 #include <strings.h>
 
 #include <dirent.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -142,23 +144,38 @@ static void expand(const struct buf *text, struct buf *out)
     }
 }
 
-static bool has_header(const char *line)
+/* A line of the head that begins with `text`, and with `whole` holds nothing more. */
+static bool has_line(const char *text, bool whole)
 {
-    const char *end = strstr(answer, "\r\n\r\n"), *at = strcasestr(answer, line);
-    return end != NULL && at != NULL && at < end && at[-1] == '\n';
+    const char *end = strstr(answer, "\r\n\r\n");
+    for (const char *at = answer; end != NULL && (at = strcasestr(at, text)) != NULL && at < end;
+         at++)
+        if (at > answer && at[-1] == '\n' && (!whole || at[strlen(text)] == '\r'))
+            return true;
+    return false;
+}
+
+static bool has_header(const char *begin)
+{
+    return has_line(begin, false);
 }
 
 /* The peer closes within the socket's limit, and sends nothing more. */
 static bool is_closed(int fd)
 {
     char byte;
-    return recv(fd, &byte, 1, 0) <= 0;
+    ssize_t got = recv(fd, &byte, 1, 0);
+    return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 
-static bool is_open(int fd)
+/* Nothing more came, and a request behind it is answered. */
+static bool is_kept(int fd)
 {
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, 50) == 0;
+    static const char request[] = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    static char next[4096];
+    put(fd, request, sizeof request - 1);
+    spawn_read(fd, next, sizeof next, spawn_response_whole);
+    return strncmp(next, "HTTP/1.1 200 OK\r\n", 17) == 0 && strstr(next, "{\"status\":\"ok\"}");
 }
 
 /* One line of `expect`; false: not met. */
@@ -168,7 +185,9 @@ static bool meets(const char *line, int fd)
     if (strncmp(line, "status ", 7) == 0)
         return status() == (unsigned)atoi(line + 7);
     if (strncmp(line, "header ", 7) == 0)
-        return has_header(line + 7);
+        return has_line(line + 7, true);
+    if (strncmp(line, "header-begins ", 14) == 0)
+        return has_header(line + 14);
     if (strncmp(line, "no-header ", 10) == 0)
         return !has_header(line + 10);
     if (strncmp(line, "body ", 5) == 0)
@@ -178,7 +197,7 @@ static bool meets(const char *line, int fd)
     if (strcmp(line, "close") == 0)
         return is_closed(fd);
     if (strcmp(line, "keep") == 0)
-        return is_open(fd);
+        return is_kept(fd);
     if (strcmp(line, "silent") == 0)
         return answer[0] == '\0';
     return strncmp(line, "via ", 4) == 0 || strcmp(line, "whole") == 0;
@@ -271,6 +290,26 @@ static void wait_figure(struct spawn *s, const char *key, unsigned long value)
 
 /* ---- what no file can say -------------------------------------------------------------------- */
 
+static unsigned n_answers(void)
+{
+    unsigned n = 0;
+    for (const char *at = answer; (at = strstr(at, "\r\nServer: islet/")) != NULL; at++)
+        n++;
+    return n;
+}
+
+/* The error's code is the one of malformed requests that goes with the status. */
+static bool has_code(unsigned of)
+{
+    const char *code = of == 405   ? "method_not_allowed"
+                       : of == 501 ? "not_implemented"
+                       : of == 505 ? "http_version"
+                                   : "bad_request";
+    char word[64];
+    snprintf(word, sizeof word, "\"code\":\"%s\"}}", code);
+    return strstr(answer, word) != NULL;
+}
+
 /* The shape, then a good request on the same connection, in pieces of so many bytes. */
 static void check_shape(struct spawn *s, const struct http_shape *shape, size_t piece)
 {
@@ -282,10 +321,14 @@ static void check_shape(struct spawn *s, const struct http_shape *shape, size_t 
         put(fd, b.data + at, piece < b.size - at ? piece : b.size - at);
     buf_done(&b);
     spawn_read(fd, answer, sizeof answer, NULL);
+    bool fine = is_closed(fd);
     close(fd);
-    bool closed = shape->status == 0 || has_header("Connection: close");
-    bool named = shape->status == 0 || has_header("x-request-id: req_");
-    if (status() != shape->status || strstr(answer, "chatcmpl") != NULL || !closed || !named)
+    if (shape->status == 0)
+        fine = fine && answer[0] == '\0';
+    else
+        fine = fine && has_line("Connection: close", true) && has_header("x-request-id: req_") &&
+               has_code(shape->status) && n_answers() == 1;
+    if (status() != shape->status || strstr(answer, "chatcmpl") != NULL || !fine)
         fail_msg("shape %zu (pieces of %zu): %u instead of %u: %s", (size_t)(shape - http_shapes),
                  piece, status(), shape->status, answer);
     check_live(s);
@@ -306,6 +349,21 @@ static void test_e2e_wire_bad_shapes_close_and_serve_nothing_behind(void **state
     assert_int_equal(figure(s, "requests_done_total"), runs);
 }
 
+/* Requests of the shape that must be answered, with the one behind it: nothing is read behind one
+ * that closes. */
+static unsigned n_requests(const struct http_shape *shape)
+{
+    static const char version[] = " HTTP/1.";
+    const size_t n = sizeof version - 1;
+    const bool closes = memmem(shape->bytes, shape->n, "Connection: close", 17) != NULL ||
+                        (memmem(shape->bytes, shape->n, "HTTP/1.0", 8) != NULL &&
+                         memmem(shape->bytes, shape->n, "keep-alive", 10) == NULL);
+    unsigned found = 1;
+    for (size_t at = 0; at + n <= shape->n; at++)
+        found += memcmp(shape->bytes + at, version, n) == 0;
+    return closes ? 1 : found;
+}
+
 /* Framed as valid: what comes is the answer of a handler or a route, and the next request is
  * served. */
 static void test_e2e_wire_good_shapes_reach_their_route(void **state)
@@ -324,10 +382,11 @@ static void test_e2e_wire_good_shapes_reach_their_route(void **state)
         int fd = open_tcp(s);
         put(fd, b.data, b.size);
         spawn_read(fd, answer, sizeof answer, NULL);
+        const bool closed = is_closed(fd);
         close(fd);
         const bool fine =
             post ? status() == 400 : status() == 200 || status() == 204 || status() == 404;
-        if (!fine ||
+        if (!fine || !closed || n_answers() != n_requests(shape) ||
             (post && strstr(answer, body) == NULL && strstr(answer, "invalid_json") == NULL))
             fail_msg("shape %zu: %u: %s", i, status(), answer);
     }
@@ -434,6 +493,7 @@ static void test_e2e_wire_rubbish_behind_a_stream_closes_it(void **state)
     put(fd, rubbish, sizeof rubbish);
     spawn_read(fd, answer, sizeof answer, NULL);
     assert_null(strstr(answer, "[DONE]"));
+    assert_true(is_closed(fd));
     wait_figure(s, "running", 0);
     wait_figure(s, "sequences_running", 0);
     assert_int_equal(figure(s, "cancelled_total"), cancelled + 1);
@@ -454,7 +514,13 @@ static unsigned crowd(struct spawn *s)
         put(fds[i], request, sizeof request - 1);
         spawn_read(fds[i], answer, sizeof answer, spawn_response_whole);
         n_served += status() == 200;
-        n_refused += status() == 503;
+        if (status() != 503)
+            continue;
+        assert_true(has_line("Connection: close", true) && has_line("Retry-After: 1", true));
+        assert_true(has_header("x-request-id: req_"));
+        assert_non_null(strstr(answer, "\"code\":\"overloaded\"}}"));
+        assert_true(is_closed(fds[i]));
+        n_refused++;
     }
     for (unsigned i = 0; i < 600; i++)
         close(fds[i]);
