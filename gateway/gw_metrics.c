@@ -1,16 +1,22 @@
 #include "gw_metrics.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "gw_json_out.h"
 #include "gw_upstream.h"
 
+/* In Prometheus' text "_total" says that a value is a counter: a gauge of that name goes without. */
 static void sample(struct buf *out, const char *prefix, const char *name, const char *type,
                    const char *help, uint64_t value)
 {
-    buf_format(out, "# HELP %s%s %s\n# TYPE %s%s %s\n%s%s ", prefix, name, help, prefix, name, type,
-               prefix, name);
+    static const char total[] = "_total";
+    size_t n = strlen(name), cut = sizeof total - 1;
+    if (strcmp(type, "counter") != 0 && n > cut && strcmp(name + n - cut, total) == 0)
+        n -= cut;
+    buf_format(out, "# HELP %s%.*s %s\n# TYPE %s%.*s %s\n%s%.*s ", prefix, (int)n, name, help,
+               prefix, (int)n, name, type, prefix, (int)n, name);
     gw_json_out_u64(out, value);
     buf_byte(out, '\n');
 }

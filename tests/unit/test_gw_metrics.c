@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -11,9 +12,21 @@
 #include "gw_metrics.h"
 #include "gw_upstream.h"
 
-/* HELP, TYPE and one value for each name; nothing else. */
+/* The name stands once in the text behind `word`. */
+static void once_check(const char *text, const char *word, const char *name)
+{
+    char line[160];
+    snprintf(line, sizeof line, "%s%s ", word, name);
+    const char *first = strstr(text, line);
+    assert_non_null(first);
+    assert_null(strstr(first + 1, line));
+}
+
+/* HELP, TYPE and one value for each name; nothing else. Counters end in _total, and nothing else
+ * does. Cuts the text into lines. */
 static size_t families_check(char *text)
 {
+    char *whole = strdup(text);
     size_t n = 0;
     char *rest = text, *line, name[100] = "";
     while ((line = strsep(&rest, "\n")) && rest) {
@@ -27,8 +40,11 @@ static size_t families_check(char *text)
             assert_int_equal(sscanf(line, "# TYPE %99s %19s", word, type), 2);
             assert_string_equal(word, name);
             assert_true(strcmp(type, "gauge") == 0 || strcmp(type, "counter") == 0);
-            if (strcmp(type, "counter") == 0)
-                assert_string_equal(name + strlen(name) - 6, "_total");
+            bool is_total = strcmp(name + strlen(name) - 6, "_total") == 0;
+            assert_int_equal(is_total, strcmp(type, "counter") == 0);
+            once_check(whole, "# HELP ", name);
+            once_check(whole, "# TYPE ", name);
+            once_check(whole, "\n", name);
             continue;
         }
         assert_int_equal(sscanf(line, "%99s %llu", word, &value), 2);
@@ -36,6 +52,7 @@ static size_t families_check(char *text)
         assert_int_equal(strncmp(word, "islet_", 6), 0);
         n++;
     }
+    free(whole);
     return n;
 }
 
@@ -53,11 +70,13 @@ static void test_gw_metrics_text_is_prometheus(void **state)
     buf_clear(&out);
     worker.known = true;
     worker.status.steps_total = 7;
+    worker.status.kv_pages_total = 9;
     worker.received_ns = 1000000;
     worker.status.age_us = 500;
     gw_metrics_write(&out, &m, &worker, 4500000);
     buf_byte(&out, '\0');
     assert_non_null(strstr((char *)out.data, "\nislet_worker_steps_total 7\n"));
+    assert_non_null(strstr((char *)out.data, "\nislet_worker_kv_pages 9\n"));
     assert_non_null(strstr((char *)out.data, "\nislet_worker_status_age_ms 4\n"));
     assert_true(families_check((char *)out.data) > own + 20);
     buf_done(&out);

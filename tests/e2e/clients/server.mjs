@@ -2,6 +2,7 @@
 // The worker is started again when it dies, as `islet up` does; stop() ends both and looks at their logs.
 import { spawn, execFileSync } from 'node:child_process';
 import { mkdtempSync, rmSync, existsSync } from 'node:fs';
+import { STATUS_CODES } from 'node:http';
 import { createServer, createConnection } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -217,15 +218,63 @@ export async function startServer(options = {}) {
   }
 }
 
+// The text format of Prometheus: of each family one HELP and one TYPE in front of its samples and these together; no sample
+// twice; what ends in _total is a counter and every counter does.
 export function parseMetrics(text) {
-  const values = new Map();
-  for (const line of text.split('\n')) {
-    if (line === '' || line.startsWith('#')) continue;
-    const m = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (-?[0-9.eE+-]+|NaN|[+-]Inf)$/.exec(line);
-    assert.ok(m, `not a line of Prometheus text: ${JSON.stringify(line)}`);
-    values.set(m[1] + (m[2] ?? ''), Number(m[3]));
+  const values = new Map(), types = new Map();
+  let family = '', helped = '';
+  assert.ok(text.endsWith('\n'), 'the last line is whole');
+  for (const line of text.split('\n').slice(0, -1)) {
+    const about = /^# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+)$/.exec(line);
+    if (about?.[1] === 'HELP') {
+      helped = about[2];
+      assert.ok(!types.has(helped), `a second HELP: ${line}`);
+      assert.doesNotMatch(about[3], /\\(?![\\n])/, line);
+    } else if (about) {
+      family = about[2];
+      assert.ok(family === helped && !types.has(family), `TYPE without its HELP, or a second one: ${line}`);
+      assert.match(about[3], /^(counter|gauge|histogram|summary|untyped)$/, line);
+      assert.equal(family.endsWith('_total'), about[3] === 'counter', line);
+      types.set(family, about[3]);
+    } else {
+      const m = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (-?[0-9.eE+-]+|NaN|[+-]Inf)$/.exec(line);
+      assert.ok(m, `not a line of Prometheus text: ${JSON.stringify(line)}`);
+      assert.equal(m[1], family, `a sample outside of its family: ${line}`);
+      assert.ok(!values.has(m[1] + (m[2] ?? '')), `a second sample: ${line}`);
+      values.set(m[1] + (m[2] ?? ''), Number(m[3]));
+    }
   }
   return values;
+}
+
+// Every error code with its status and type.
+const errors = {
+  invalid_json: [400], invalid_type: [400], invalid_value: [400], missing_field: [400], unsupported_parameter: [400], unsupported_content: [400],
+  context_length_exceeded: [400], bad_request: [400], uri_too_long: [414], head_too_large: [431], expectation_failed: [417], not_implemented: [501],
+  http_version: [505], invalid_api_key: [401, 'authentication_error'], host_not_allowed: [403, 'permission_error'], origin_not_allowed: [403, 'permission_error'],
+  unknown_url: [404], model_not_found: [404], not_found: [404], method_not_allowed: [405], request_timeout: [408], body_too_large: [413],
+  unsupported_media_type: [415], overloaded: [503, 'overloaded_error'], worker_unavailable: [503, 'server_error'], configuration: [503, 'server_error'],
+  model_error: [500, 'server_error'], internal_error: [500, 'server_error'],
+};
+
+// What holds of every response, whatever was asked.
+function checkResponse(r, isHead) {
+  const what = `${r.status} ${JSON.stringify(r.headers)} ${r.body.toString().slice(0, 300)}`;
+  assert.match(r.headers['x-request-id'] ?? '', /^[A-Za-z0-9._:-]{1,128}$/, what);
+  assert.ok(r.reason === (r.status === 413 ? 'Content Too Large' : STATUS_CODES[r.status]), `${r.reason} ${what}`);
+  assert.equal('retry-after' in r.headers, r.status === 503, what);
+  assert.equal('www-authenticate' in r.headers, r.status === 401, what);
+  if (r.status === 503) assert.match(r.headers['retry-after'], /^([1-9]|[12][0-9]|30)$/, what);
+  if (r.status === 405) assert.ok(r.headers.allow, what);
+  if (r.status < 400 || isHead || !r.complete) return;
+  assert.equal(r.headers['content-type'], 'application/json', what);
+  const { error } = JSON.parse(r.body);
+  assert.deepEqual(Object.keys(error).slice(0, 4), ['message', 'type', 'param', 'code'], what);
+  const [status, type = 'invalid_request_error'] = errors[error.code] ?? [];
+  if (JSON.parse(r.body).status === undefined) assert.equal(r.status, status, what); // /readyz is 503 whatever the reason
+  assert.equal(error.type, type, what);
+  assert.ok(typeof error.message === 'string' && error.message.length > 0 && !error.message.includes('\n'), what);
+  assert.ok(error.param === null || typeof error.param === 'string', what);
 }
 
 // One exchange over a raw socket. Resolves with what came, also when the connection broke.
@@ -240,6 +289,11 @@ export function raw(server, bytes, { unix = false, onData, keepOpen = false, tim
       clearTimeout(timer);
       if (!keepOpen) c.destroy();
       const r = parseResponse(all);
+      try {
+        if (r.status !== 0) checkResponse(r, Buffer.from(bytes).subarray(0, 5).equals(Buffer.from('HEAD ')));
+      } catch (e) {
+        return reject(e);
+      }
       resolve({ ...r, ended, times, connection: c, raw: all });
     };
     const timer = setTimeout(() => { c.destroy(); reject(new Error(`no whole response within ${timeout} ms; got ${JSON.stringify(all.toString('latin1').slice(0, 400))}`)); }, timeout * slow);
@@ -265,7 +319,7 @@ export function parseResponse(all) {
   const end = all.indexOf('\r\n\r\n');
   if (end < 0) return { complete: false, status: 0, headers: {}, body: Buffer.alloc(0) };
   const lines = all.subarray(0, end).toString('latin1').split('\r\n');
-  const status = Number(lines[0].split(' ')[1]);
+  const status = Number(lines[0].split(' ')[1]), reason = lines[0].slice(13);
   const headers = {};
   for (const l of lines.slice(1)) headers[l.slice(0, l.indexOf(':')).toLowerCase()] = l.slice(l.indexOf(':') + 1).trim();
   let rest = all.subarray(end + 4);
@@ -274,17 +328,17 @@ export function parseResponse(all) {
     const parts = [];
     for (;;) {
       const eol = rest.indexOf('\r\n');
-      if (eol < 0) return { complete: false, status, headers, body: Buffer.concat(parts), chunks: parts };
+      if (eol < 0) return { complete: false, status, reason, headers, body: Buffer.concat(parts), chunks: parts };
       const n = parseInt(rest.subarray(0, eol).toString('latin1'), 16);
-      if (n === 0) return { complete: rest.length >= eol + 4, status, headers, body: Buffer.concat(parts), chunks: parts, headSize: end + 4 };
-      if (rest.length < eol + 2 + n + 2) return { complete: false, status, headers, body: Buffer.concat(parts), chunks: parts };
+      if (n === 0) return { complete: rest.length >= eol + 4, status, reason, headers, body: Buffer.concat(parts), chunks: parts, headSize: end + 4 };
+      if (rest.length < eol + 2 + n + 2) return { complete: false, status, reason, headers, body: Buffer.concat(parts), chunks: parts };
       parts.push(rest.subarray(eol + 2, eol + 2 + n));
       rest = rest.subarray(eol + 2 + n + 2);
     }
   }
   const n = status === 204 ? 0 : Number(headers['content-length'] ?? NaN);
-  if (Number.isNaN(n)) return { complete: false, status, headers, body: rest };
-  return { complete: rest.length >= n, status, headers, body: rest.subarray(0, n), headSize: end + 4 };
+  if (Number.isNaN(n)) return { complete: false, status, reason, headers, body: rest };
+  return { complete: rest.length >= n, status, reason, headers, body: rest.subarray(0, n), headSize: end + 4 };
 }
 
 export function httpBytes(method, pathname, body, headers = {}) {
