@@ -54,13 +54,14 @@ void gw_api_models_one(struct gw_exchange *x, const struct gw_http_request *r, v
 {
     struct gw_service *s = context;
     struct buf out = BUF_INIT(MAX_BODY);
+    char names[256];
     if (!gw_api_ready(s, x))
         return;
     if (!gw_model_named(s->model, gw_service_aliases(s), r->capture.p, r->capture.n)) {
+        gw_model_served(s->model, gw_service_aliases(s), names, sizeof names);
         gw_exchange_fail_text(x, GW_ERROR_MODEL_NOT_FOUND, "model",
                               "the model \"%.*s\" is not served here; served: %s",
-                              (int)(r->capture.n < 100 ? r->capture.n : 100), r->capture.p,
-                              s->model->id);
+                              (int)(r->capture.n < 100 ? r->capture.n : 100), r->capture.p, names);
         return;
     }
     model_write(&out, s);

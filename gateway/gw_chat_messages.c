@@ -102,13 +102,21 @@ static bool parts_join(const struct place *at, const json_t *parts, json_t **ret
 
 /* Gives *ret: a new reference to the content as one string; NULL where there is none (assistant
  * only). */
-static bool content_parse(const struct place *at, const json_t *message, bool may_lack,
+static bool content_parse(const struct place *at, const json_t *message, bool is_assistant,
                           json_t **ret)
 {
     json_t *content = json_object_get(message, "content");
+    json_t *refusal = json_object_get(message, "refusal");
     *ret = NULL;
+    if (!gw_json_value_present(content) && is_assistant && gw_json_value_present(refusal)) {
+        if (!json_is_string(refusal))
+            return refuse(at, GW_ERROR_INVALID_TYPE, "refusal", "must be a string, not %s",
+                          gw_json_value_type(refusal));
+        *ret = json_incref(refusal); /* what the assistant said instead */
+        return true;
+    }
     if (!gw_json_value_present(content))
-        return may_lack || refuse(at, GW_ERROR_MISSING_FIELD, "content", "is missing");
+        return is_assistant || refuse(at, GW_ERROR_MISSING_FIELD, "content", "is missing");
     if (json_is_array(content))
         return parts_join(at, content, ret);
     if (!json_is_string(content))
@@ -188,6 +196,11 @@ static bool calls_parse(const struct place *at, const json_t *message, json_t *t
 
 static bool assistant_parse(const struct place *at, const json_t *message, json_t *to)
 {
+    static const char *const lost[] = {"function_call", "audio"}; /* no template has them */
+    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
+        if (gw_json_value_present(json_object_get(message, lost[i])))
+            return refuse(at, GW_ERROR_UNSUPPORTED_CONTENT, lost[i],
+                          "is not supported, and leaving it out would change the prompt");
     const char *thoughts = gw_json_value_present(json_object_get(message, "reasoning_content"))
                                ? "reasoning_content"
                                : "reasoning";

@@ -6,7 +6,6 @@
 
 #include "alloc.h"
 #include "gw_chat_messages.h"
-#include "gw_http.h"
 #include "gw_json_value.h"
 
 struct gw_chat_request_parser {
@@ -741,4 +740,18 @@ void gw_chat_request_done(struct gw_chat_request *q)
     json_decref(q->messages);
     json_decref(q->kwargs);
     *q = (struct gw_chat_request){0};
+}
+
+bool gw_chat_request_set_session(struct gw_chat_request *q, struct gw_http_text value)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    if (value.n < 1 || value.n > 128)
+        return true;
+    for (size_t i = 0; i < value.n; i++)
+        if (value.p[i] == '\0' || !strchr(allowed, value.p[i]))
+            return true;
+    alloc_free(q->session);
+    q->session = alloc_text(ALLOC_REQUEST, value.p, value.n);
+    return q->session != NULL;
 }

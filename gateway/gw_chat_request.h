@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "buf.h"
+#include "gw_http.h"
 #include "gw_refusal.h"
 #include "gw_stop.h"
 #include "proto_message.h"
@@ -127,5 +128,10 @@ bool gw_chat_request_parse(const json_t *root, enum gw_chat_request_kind kind,
                            const struct gw_chat_request_limits *limits, struct gw_chat_request *ret,
                            struct gw_refusal *refusal) __attribute__((warn_unused_result));
 void gw_chat_request_done(struct gw_chat_request *q);
+
+/* The value of x-islet-session: a good one wins over prompt_cache_key, others leave it as it is.
+ * False: no memory. */
+bool gw_chat_request_set_session(struct gw_chat_request *q, struct gw_http_text value)
+    __attribute__((warn_unused_result));
 
 #endif

@@ -55,27 +55,11 @@ static bool length_check(const struct intake *in, struct gw_refusal *refusal)
     return true;
 }
 
-/* A good x-islet-session wins over the body's session key. False: no memory. */
-static bool session_set(const struct gw_http_request *r, struct gw_chat_request *q)
-{
-    static const char allowed[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
-    struct gw_http_text session = gw_http_field(r, "x-islet-session");
-    if (session.n < 1 || session.n > 128)
-        return true;
-    for (size_t i = 0; i < session.n; i++)
-        if (session.p[i] == '\0' || !strchr(allowed, session.p[i]))
-            return true;
-    alloc_free(q->session);
-    q->session = alloc_text(ALLOC_REQUEST, session.p, session.n);
-    return q->session != NULL;
-}
-
 static struct gw_request *request_make(struct intake *in)
 {
     struct gw_prompt *p = &in->prompt;
     const struct gw_http_request *r = gw_exchange_request(in->job.x);
-    if (!session_set(r, &p->ask))
+    if (!gw_chat_request_set_session(&p->ask, gw_http_field(r, "x-islet-session")))
         return NULL;
     struct gw_request *q =
         gw_request_new(&p->ask, p->prompts, p->n_prompts, in->job.model->tokenizer);

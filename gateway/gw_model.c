@@ -107,6 +107,18 @@ struct gw_model_alias gw_model_alias_at(const char *aliases, size_t i)
     }
 }
 
+void gw_model_served(const struct gw_model *m, const char *aliases, char *ret, size_t n_ret)
+{
+    snprintf(ret, n_ret, "%s", m->id);
+    for (size_t i = 0;; i++) {
+        struct gw_model_alias alias = gw_model_alias_at(aliases, i);
+        size_t used = strlen(ret);
+        if (alias.n == 0)
+            return;
+        snprintf(ret + used, n_ret - used, ", %.*s", (int)alias.n, alias.text);
+    }
+}
+
 static bool equals(const char *a, size_t n_a, const char *b, size_t n_b)
 {
     return n_a == n_b && memcmp(a, b, n_b) == 0;

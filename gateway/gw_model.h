@@ -37,5 +37,7 @@ struct gw_model_alias {
     size_t n;
 };
 struct gw_model_alias gw_model_alias_at(const char *aliases, size_t i);
+/* The id and the aliases with commas between them, cut to n_ret bytes with their NUL. */
+void gw_model_served(const struct gw_model *m, const char *aliases, char *ret, size_t n_ret);
 
 #endif

@@ -27,14 +27,7 @@ static bool model_check(const struct gw_prompt *p, struct gw_refusal *refusal)
     const char *name = p->ask.model;
     if (!name || gw_model_named(p->model, p->aliases, name, strlen(name)))
         return true;
-    snprintf(names, sizeof names, "%s", p->model->id);
-    for (size_t i = 0;; i++) {
-        struct gw_model_alias alias = gw_model_alias_at(p->aliases, i);
-        size_t used = strlen(names);
-        if (alias.n == 0)
-            break;
-        snprintf(names + used, sizeof names - used, ", %.*s", (int)alias.n, alias.text);
-    }
+    gw_model_served(p->model, p->aliases, names, sizeof names);
     return gw_refusal_set(refusal, GW_ERROR_MODEL_NOT_FOUND, "model",
                           "the model \"%.100s\" is not served here; served: %s", name, names);
 }

@@ -230,15 +230,112 @@ static void refused(const char *json, enum gw_chat_request_kind kind, enum gw_er
 
 #define M "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
 
+/* What a request is without its optional fields, number by number: the contract's defaults. */
+static void check_defaults(const struct gw_chat_request *q)
+{
+    assert_int_equal(q->max_new, q->kind == GW_CHAT_REQUEST_CHAT ? -1 : 16);
+    assert_true(q->temperature == 1 && q->top_p == 1 && q->min_p == 0 && q->top_k == 0);
+    assert_true(q->presence_penalty == 0 && q->frequency_penalty == 0 && q->repeat_penalty == 1);
+    assert_int_equal(q->repeat_last_n, 64);
+    assert_int_equal(q->seed, -1);
+    assert_int_equal(q->n, 1);
+    assert_int_equal(q->n_stops + q->n_bias, 0);
+    assert_false(q->stream || q->include_usage || q->logprobs || q->ignore_eos || q->echo);
+    assert_false(q->return_tokens || q->timings_per_token);
+    assert_int_equal(q->top_logprobs, 0);
+    assert_null(q->model);
+    assert_null(q->user);
+    assert_null(q->safety_identifier);
+    assert_null(q->session);
+    assert_null(q->kwargs);
+    assert_int_equal(q->priority, 0);
+    assert_true(q->sse_ping_interval_s == GW_CHAT_REQUEST_ABSENT);
+    assert_string_equal(q->ignored, "");
+    assert_true(q->cache_prompt);
+    if (q->kind != GW_CHAT_REQUEST_CHAT)
+        return;
+    assert_int_equal(q->reasoning_effort, GW_CHAT_REQUEST_EFFORT_ABSENT);
+    assert_int_equal(q->reasoning_format, GW_CHAT_REQUEST_FORMAT_AUTO);
+    assert_true(q->add_generation_prompt && q->continue_final_message);
+}
+
+/* Missing or null, one by one and all at once: the same. */
+static void test_gw_chat_request_null_is_absent(void **state)
+{
+    static const enum gw_chat_request_kind kinds[] = {GW_CHAT_REQUEST_CHAT,
+                                                      GW_CHAT_REQUEST_COMPLETION};
+    size_t n;
+    const struct gw_chat_request_field *fields = gw_chat_request_fields(&n);
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct gw_chat_request q;
+        struct gw_refusal refusal = {0};
+        json_t *all = body_of(kinds[k]);
+        for (size_t i = 0; i < n; i++) {
+            json_t *one = body_of(kinds[k]);
+            if (json_object_get(one, fields[i].name) == NULL) {
+                json_object_set_new(one, fields[i].name, json_null());
+                json_object_set_new(all, fields[i].name, json_null());
+            }
+            assert_true(parse_json(one, kinds[k], &q, &refusal));
+            check_defaults(&q);
+            gw_chat_request_done(&q);
+        }
+        json_object_set_new(all, "unknown", json_null());
+        assert_true(parse_json(all, kinds[k], &q, &refusal));
+        check_defaults(&q);
+        gw_chat_request_done(&q);
+    }
+}
+
+static void set_session(struct gw_chat_request *q, const char *value, const char *want)
+{
+    assert_true(gw_chat_request_set_session(q, (struct gw_http_text){value, strlen(value)}));
+    if (want)
+        assert_string_equal(q->session, want);
+    else
+        assert_null(q->session);
+}
+
+static void test_gw_chat_request_session_of_the_head_wins_if_it_is_one(void **state)
+{
+    char longest[130];
+    (void)state;
+    struct gw_chat_request q = parsed("{" M "}", GW_CHAT_REQUEST_CHAT);
+    set_session(&q, "", NULL);
+    set_session(&q, "a b", NULL);
+    set_session(&q, "aZ0._:-", "aZ0._:-");
+    gw_chat_request_done(&q);
+    q = parsed("{" M ",\"prompt_cache_key\":\"of the body\"}", GW_CHAT_REQUEST_CHAT);
+    set_session(&q, "", "of the body");
+    set_session(&q, "a,b", "of the body");
+    set_session(&q, "a/b", "of the body");
+    set_session(&q, "\xC3\xA9", "of the body");
+    memset(longest, 'x', sizeof longest - 1);
+    longest[129] = '\0';
+    set_session(&q, longest, "of the body");
+    longest[128] = '\0';
+    set_session(&q, longest, longest);
+    assert_true(gw_chat_request_set_session(&q, (struct gw_http_text){NULL, 0}));
+    assert_true(gw_chat_request_set_session(&q, (struct gw_http_text){"a\0b", 3}));
+    assert_string_equal(q.session, longest);
+    alloc_fail_at(1, 0);
+    assert_false(gw_chat_request_set_session(&q, (struct gw_http_text){"s", 1}));
+    alloc_fail_at(0, 0);
+    gw_chat_request_done(&q);
+}
+
 static void test_gw_chat_request_defaults_and_precedence(void **state)
 {
     (void)state;
     struct gw_chat_request q = parsed("{" M "}", GW_CHAT_REQUEST_CHAT);
-    assert_int_equal(q.max_new, -1);
-    assert_true(q.temperature == 1 && q.top_p == 1 && q.repeat_penalty == 1);
-    assert_int_equal(q.repeat_last_n, 64);
-    assert_int_equal(q.seed, -1);
-    assert_true(q.cache_prompt && q.add_generation_prompt && q.continue_final_message);
+    check_defaults(&q);
+    gw_chat_request_done(&q);
+    q = parsed("{\"prompt\":\"a\"}", GW_CHAT_REQUEST_COMPLETION);
+    check_defaults(&q);
+    gw_chat_request_done(&q);
+    q = parsed("{" M ",\"repeat_penalty\":null,\"repetition_penalty\":2}", GW_CHAT_REQUEST_CHAT);
+    assert_true(q.repeat_penalty == 2);
     gw_chat_request_done(&q);
     q = parsed("{" M ",\"n_predict\":3,\"max_tokens\":2,\"max_completion_tokens\":1}",
                GW_CHAT_REQUEST_CHAT);
@@ -314,6 +411,16 @@ static void test_gw_chat_request_messages(void **state)
          "messages[0].tool_call_id"},
         {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
          GW_ERROR_INVALID_TYPE, "messages[0].tool_calls[0].function.name"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\"}}]}",
+         GW_ERROR_UNSUPPORTED_CONTENT, "messages[0].function_call"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"audio\":{\"id\":\"1\"}}]}",
+         GW_ERROR_UNSUPPORTED_CONTENT, "messages[0].audio"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"refusal\":1}]}", GW_ERROR_INVALID_TYPE,
+         "messages[0].refusal"},
+        {"{\"messages\":[{\"role\":\"user\",\"refusal\":\"no\"}]}", GW_ERROR_MISSING_FIELD,
+         "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"function\",\"name\":\"f\",\"content\":\"a\"}]}",
+         GW_ERROR_INVALID_VALUE, "messages[0].role"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         refused(bad[i].json, GW_CHAT_REQUEST_CHAT, bad[i].code, bad[i].param);
@@ -327,6 +434,17 @@ static void test_gw_chat_request_messages(void **state)
     assert_string_equal(json_string_value(json_object_get(assistant, "content")), "");
     assert_string_equal(json_string_value(json_object_get(assistant, "reasoning_content")), "r");
     assert_null(json_object_get(assistant, "tool_calls"));
+    gw_chat_request_done(&q);
+    /* What the official client holds of an answer, sent back as it is; and a refusal is what was
+     * said. */
+    q = parsed("{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"refusal\":null,"
+               "\"annotations\":[],\"audio\":null,\"function_call\":null,\"tool_calls\":null},"
+               "{\"role\":\"assistant\",\"content\":null,\"refusal\":\"no\"}]}",
+               GW_CHAT_REQUEST_CHAT);
+    assert_string_equal(
+        json_string_value(json_object_get(json_array_get(q.messages, 0), "content")), "a");
+    assert_string_equal(
+        json_string_value(json_object_get(json_array_get(q.messages, 1), "content")), "no");
     gw_chat_request_done(&q);
 }
 
@@ -378,6 +496,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gw_chat_request_every_field_of_the_table),
+        cmocka_unit_test(test_gw_chat_request_null_is_absent),
+        cmocka_unit_test(test_gw_chat_request_session_of_the_head_wins_if_it_is_one),
         cmocka_unit_test(test_gw_chat_request_defaults_and_precedence),
         cmocka_unit_test(test_gw_chat_request_unknown_fields_are_named_safely),
         cmocka_unit_test(test_gw_chat_request_stops_and_biases),
