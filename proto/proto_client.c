@@ -384,7 +384,7 @@ static bool proto_client_decode(struct proto_client *c, const struct proto_frame
         return true;
     case PROTO_LOADED:
     case PROTO_UNLOADED:
-        ret->kind = PROTO_EVENT_LOADED;
+        ret->kind = f->cmd == PROTO_LOADED ? PROTO_EVENT_LOADED : PROTO_EVENT_UNLOADED;
         *ret_code = proto_decode_loaded(f, &ret->loaded, e);
         return true;
     case PROTO_DRAINED:

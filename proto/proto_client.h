@@ -17,8 +17,9 @@ enum proto_event_kind {
     PROTO_EVENT_ERROR,
     PROTO_EVENT_STATUS,
     PROTO_EVENT_NOTICE,
-    PROTO_EVENT_LOADED,
+    PROTO_EVENT_LOADED, /* load_expert's answer: the tier that it lies in now */
     PROTO_EVENT_DRAINED,
+    PROTO_EVENT_UNLOADED, /* unload_expert's */
 };
 
 struct proto_event {
@@ -32,7 +33,7 @@ struct proto_event {
         struct proto_error error;
         struct proto_status status;
         struct proto_notice notice;
-        struct proto_loaded loaded;
+        struct proto_loaded loaded; /* of UNLOADED too */
     };
 };
 
@@ -58,6 +59,7 @@ enum err_code proto_client_status(struct proto_client *c, struct err *e)
     __attribute__((warn_unused_result));
 enum err_code proto_client_drain(struct proto_client *c, struct err *e)
     __attribute__((warn_unused_result));
+/* One `loaded`, `unloaded` or `error` with *ret_id follows each. */
 enum err_code proto_client_load_expert(struct proto_client *c, const struct proto_load_expert *m,
                                        uint64_t *ret_id, struct err *e)
     __attribute__((warn_unused_result));

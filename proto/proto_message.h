@@ -203,16 +203,20 @@ struct proto_notice {
     struct proto_text text;
 };
 
+enum {
+    PROTO_ANY_QUANT_TYPE = 0xFFFF,
+    PROTO_ANY_WEIGHT_SIZE = 0
+};
 struct proto_load_expert {
     uint32_t expert_id;   /* layer * n_expert + index */
-    uint16_t quant_type;  /* ggml type of the gate slice, or 0xFFFF: any */
-    uint32_t weight_size; /* sum of the three slices, or 0: any */
+    uint16_t quant_type;  /* ggml type of the gate slice, or PROTO_ANY_QUANT_TYPE */
+    uint32_t weight_size; /* bytes of the three slices, or PROTO_ANY_WEIGHT_SIZE */
 };
 struct proto_unload_expert {
     uint32_t expert_id;
 };
 enum proto_tier {
-    PROTO_TIER_NONE,
+    PROTO_TIER_SSD, /* in no memory: it is read when it is needed */
     PROTO_TIER_RAM,
     PROTO_TIER_VRAM
 };

@@ -86,22 +86,23 @@ static void script(struct buf *b)
     proto_encode_status(b, 0, &status);
     proto_encode_notice(b, &(struct proto_notice){.action = PROTO_NOTICE_PAUSE});
     proto_encode_loaded(b, 2, PROTO_LOADED, &(struct proto_loaded){.expert_id = 8, .tier = 1});
+    proto_encode_loaded(b, 3, PROTO_UNLOADED, &(struct proto_loaded){.expert_id = 9});
     proto_encode_done(b, 1, &(struct proto_done){.finish = PROTO_FINISH_LENGTH});
     proto_encode_empty(b, PROTO_DRAINED, 0);
     proto_encode_error(b, 0, &(struct proto_error){.code = ERR_IO, .text = proto_text_of("bye")});
 }
 
 enum {
-    SCRIPT_EVENTS = 9
+    SCRIPT_EVENTS = 10
 };
 
 static void expect_event(unsigned i, const struct proto_event *ev)
 {
     static const enum proto_event_kind kinds[SCRIPT_EVENTS] = {
-        PROTO_EVENT_WELCOME, PROTO_EVENT_PROGRESS, PROTO_EVENT_TOKENS,
-        PROTO_EVENT_STATUS,  PROTO_EVENT_NOTICE,   PROTO_EVENT_LOADED,
-        PROTO_EVENT_DONE,    PROTO_EVENT_DRAINED,  PROTO_EVENT_ERROR};
-    static const uint64_t ids[SCRIPT_EVENTS] = {0, 1, 1, 0, 0, 2, 1, 0, 0};
+        PROTO_EVENT_WELCOME, PROTO_EVENT_PROGRESS, PROTO_EVENT_TOKENS,   PROTO_EVENT_STATUS,
+        PROTO_EVENT_NOTICE,  PROTO_EVENT_LOADED,   PROTO_EVENT_UNLOADED, PROTO_EVENT_DONE,
+        PROTO_EVENT_DRAINED, PROTO_EVENT_ERROR};
+    static const uint64_t ids[SCRIPT_EVENTS] = {0, 1, 1, 0, 0, 2, 3, 1, 0, 0};
     assert_true(i < SCRIPT_EVENTS);
     assert_int_equal(ev->kind, kinds[i]);
     assert_int_equal(ev->request_id, ids[i]);
@@ -112,6 +113,14 @@ static void expect_event(unsigned i, const struct proto_event *ev)
     }
     if (ev->kind == PROTO_EVENT_STATUS)
         assert_int_equal(ev->status.steps_total, 3);
+    if (ev->kind == PROTO_EVENT_LOADED) {
+        assert_int_equal(ev->loaded.expert_id, 8);
+        assert_int_equal(ev->loaded.tier, PROTO_TIER_RAM);
+    }
+    if (ev->kind == PROTO_EVENT_UNLOADED) {
+        assert_int_equal(ev->loaded.expert_id, 9);
+        assert_int_equal(ev->loaded.tier, PROTO_TIER_SSD);
+    }
     if (ev->kind == PROTO_EVENT_ERROR)
         assert_memory_equal(ev->error.text.data, "bye", 3);
 }
