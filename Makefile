@@ -192,11 +192,11 @@ $(CUDA_SO): $(SRC_cuda:%.cu=$(O)/%.o) $(AR_kernels) $(AR_base) kernels/cuda/isle
 	@mkdir -p $(@D)
 	$(Q)$(or $(NVCC),$(error islet-cuda.so needs nvcc, of the CUDA Toolkit 12 or later)) -shared -cudart static -Xcompiler -static-libstdc++,-static-libgcc \
 	    -Xlinker --version-script=kernels/cuda/islet-cuda.map,--no-undefined -o $@ $(filter %.o %.a,$^) -ldl
-# Stand-ins for it, so that what opens and uses a GPU is tested without one: the reference behind the same symbol.
+# Stand-ins for it and for NVML, so that what opens and uses a GPU is tested without one: the reference behind the same symbol.
 $(FAKES): $(B)/tests/fake-%.so: $(O)/tests/fake/fake_%.o $(AR_kernels) $(AR_base) kernels/cuda/islet-cuda.map
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(SANF) -shared -Wl,--version-script=kernels/cuda/islet-cuda.map -o $@ $(filter %.o %.a,$^) $(LIBS_kernels)
+	$(Q)$(CC) $(SANF) -shared $(if $(findstring nvml,$@),,-Wl,--version-script=kernels/cuda/islet-cuda.map) -o $@ $(filter %.o %.a,$^) $(LIBS_kernels)
 $(UNITS): | $(FAKES)
 $(B)/tests/test_%: $(O)/tests/unit/test_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))

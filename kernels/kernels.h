@@ -287,6 +287,26 @@ struct k_check {
     uint32_t n;
 };
 
+/* What a step does between two matrix products, as one: the sum of the experts' `out` by `weights`
+ * (k_moe_sum), or without weights `out` itself (k_add), onto x, or without `out` nothing; the norm of
+ * x into act.f32 (k_norm, one group of act.n); act's forms (k_quantise). */
+struct k_enter {
+    struct k_rows rows;
+    struct k_span x, out, weights, norm;
+    struct k_act act;
+    uint32_t n_used;
+    float eps;
+};
+/* Norm, where there is a weight, and rope of q's and k's heads, in place (k_norm, k_rope); k and v
+ * into the pages (k_kv_write). k is undefined afterwards. */
+struct k_heads {
+    struct k_rows rows;
+    struct k_span q, k, v, q_norm, k_norm, table;
+    struct k_kv kv;
+    uint32_t n_head, rope_dim;
+    float eps;
+};
+
 /* Since a device was opened, so that a test sees that a step allocates nothing. */
 struct k_counts {
     uint64_t calls;       /* of the device's library, launches among them */
@@ -343,6 +363,12 @@ struct k_ops {
     enum err_code (*check)(const struct k_check *a, struct k_stream *s);
     enum err_code (*arrange)(const struct k_arrange *a,
                              struct k_stream *s); /* NULL: file's order */
+    /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
+     * after the other. route: router, then grouping, of the same ids. */
+    enum err_code (*enter)(const struct k_enter *a, struct k_stream *s);
+    enum err_code (*heads)(const struct k_heads *a, struct k_stream *s);
+    enum err_code (*route)(const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *s);
 
     /* ---- from here on NULL on the CPU: what a device with memory of its own needs ---- */
 
@@ -358,8 +384,8 @@ struct k_ops {
      * hold still until then. May be recorded. */
     void (*fetch)(struct k_stream *s, struct k_span to, const void *from, size_t n);
 
-    /* Addresses without memory; chunks of K_CHUNK_BYTES get some (not cleared) and give it back.
-     * buffer_free gives back all. No operation in flight may touch a chunk that is returned.
+    /* Addresses without memory; chunks of K_CHUNK_BYTES (the last one: what is left, in steps of 2
+     * MiB) get some (not cleared) and give it back. buffer_free gives back all. No operation in flight may touch a chunk that is returned.
      * chunks_take: of chunks that have none; ERR_NOMEM and nothing taken where the device has not
      * that much. range_new: ERR_UNSUPPORTED where the driver cannot. */
     enum err_code (*range_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
@@ -388,6 +414,8 @@ struct k_ops {
     bool (*lost)(const struct k_device *d, struct err *ret_why);
     /* "NVIDIA H200, sm_90, driver 13.0, 139.7 GiB", for logs and reports. */
     const char *(*describe)(const struct k_device *d);
+    /* "0000:1b:00.0", by which other libraries know the device too. */
+    const char *(*bus_id)(const struct k_device *d);
     void (*counts)(const struct k_device *d, struct k_counts *ret);
     void (*inject)(struct k_device *d, const struct k_cuda_fault *fault); /* for tests */
 };

@@ -53,7 +53,8 @@ struct k_cuda {
     struct err first; /* what failed first */
     bool lost;
     cudaError_t lost_error;
-    char text[400]; /* k_ops.describe */
+    char text[400];  /* k_ops.describe */
+    char bus_id[32]; /* k_ops.bus_id */
 };
 
 struct k_buffer {
@@ -210,6 +211,10 @@ enum err_code k_cuda_moe_sum(const struct k_moe_sum *a, struct k_stream *s);
 enum err_code k_cuda_gather(const struct k_gather *a, struct k_stream *s);
 enum err_code k_cuda_check(const struct k_check *a, struct k_stream *s);
 enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s);
+enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *s);
+enum err_code k_cuda_heads(const struct k_heads *a, struct k_stream *s);
+enum err_code k_cuda_route(const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *s);
 }
 
 #endif

@@ -73,6 +73,11 @@ static const char *describe(const struct k_device *d)
     return k_cuda_of(d)->text;
 }
 
+static const char *bus_id(const struct k_device *d)
+{
+    return k_cuda_of(d)->bus_id;
+}
+
 static uint64_t act_bytes(enum k_form form, uint32_t n, uint32_t max_rows)
 {
     return k_cuda_act_stride(form, n) * max_rows;
@@ -226,6 +231,10 @@ static enum err_code start(struct k_cuda *c, const struct k_cuda_options *o, str
         result = K_CUDA_CALL(c, NULL, cudaFree(NULL)); /* makes the context */
     if (result != cudaSuccess)
         return refuse(result, "starting the GPU", e);
+    result =
+        K_CUDA_CALL(c, NULL, cudaDeviceGetPCIBusId(c->bus_id, (int)sizeof c->bus_id, c->ordinal));
+    if (result != cudaSuccess)
+        return refuse(result, "asking where the GPU is", e);
     int cuda = 0;
     (void)cudaDriverGetVersion(&cuda);
     char driver[32];
@@ -268,8 +277,12 @@ static void fill(struct k_ops *ret)
     ret->gather = k_cuda_gather;
     ret->check = k_cuda_check;
     ret->arrange = k_cuda_arrange;
+    ret->enter = k_cuda_enter;
+    ret->heads = k_cuda_heads;
+    ret->route = k_cuda_route;
     ret->lost = lost;
     ret->describe = describe;
+    ret->bus_id = bus_id;
     ret->counts = counts;
     ret->inject = inject;
 }

@@ -7,6 +7,10 @@
 #include "k_cuda_entry.h"
 #include "k_cuda_fault.h"
 
+enum {
+    GRANULE = 2 << 20 /* bytes: memory that is mapped comes in multiples of it */
+};
+
 /* The driver's calls for addresses and memory apart from each other. Found when the first range is
  * made: the driver is loaded by then, and nothing is linked against it. */
 struct driver {
@@ -221,7 +225,7 @@ static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buff
     const uint64_t n = bytes / K_CHUNK_BYTES + (bytes % K_CHUNK_BYTES != 0);
     if (n == 0 || n > UINT32_MAX)
         return err_set(e, ERR_ARGUMENT, "a range of %.1f MiB on the GPU", mib(bytes));
-    enum err_code code = new_handle(c, n * K_CHUNK_BYTES, &b, e);
+    enum err_code code = new_handle(c, (bytes + GRANULE - 1) / GRANULE * GRANULE, &b, e);
     if (code != ERR_OK)
         return code;
     b->range =
@@ -251,13 +255,20 @@ static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buff
     return ERR_OK;
 }
 
+/* The range's last chunk may be a short one. */
+static uint64_t chunk_bytes(const struct k_buffer *b, uint64_t i)
+{
+    const uint64_t left = b->bytes - i * K_CHUNK_BYTES;
+    return left < K_CHUNK_BYTES ? left : K_CHUNK_BYTES;
+}
+
 static void chunks_return(struct k_buffer *b, uint64_t first, uint64_t n)
 {
     struct k_cuda_range *r = b->range;
     for (uint64_t i = first; i < first + n && i < r->n_chunks; i++)
         if (r->chunk[i] != 0) {
             (void)r->driver.unmap((CUdeviceptr)(uintptr_t)b->data + i * K_CHUNK_BYTES,
-                                  K_CHUNK_BYTES);
+                                  chunk_bytes(b, i));
             (void)r->driver.release(r->chunk[i]);
             r->chunk[i] = 0;
         }
@@ -267,6 +278,7 @@ static cudaError_t chunk_take(struct k_cuda *c, struct k_buffer *b, uint64_t i)
 {
     const struct driver *driver = &b->range->driver;
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)b->data + i * K_CHUNK_BYTES;
+    const uint64_t bytes = chunk_bytes(b, i);
     CUmemAllocationProp wanted;
     CUmemAccessDesc access;
     CUmemGenericAllocationHandle chunk = 0;
@@ -278,17 +290,17 @@ static cudaError_t chunk_take(struct k_cuda *c, struct k_buffer *b, uint64_t i)
     access.location = wanted.location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     cudaError_t result =
-        K_CUDA_CALL(c, NULL, (cudaError_t)driver->create(&chunk, K_CHUNK_BYTES, &wanted, 0));
+        K_CUDA_CALL(c, NULL, (cudaError_t)driver->create(&chunk, bytes, &wanted, 0));
     if (result != cudaSuccess)
         return result;
-    result = K_CUDA_CALL(c, NULL, (cudaError_t)driver->map(at, K_CHUNK_BYTES, 0, chunk, 0));
+    result = K_CUDA_CALL(c, NULL, (cudaError_t)driver->map(at, bytes, 0, chunk, 0));
     if (result != cudaSuccess) {
         (void)driver->release(chunk);
         return result;
     }
     b->range->chunk[i] = chunk;
     c->counts.allocations++;
-    return K_CUDA_CALL(c, NULL, (cudaError_t)driver->access(at, K_CHUNK_BYTES, &access, 1));
+    return K_CUDA_CALL(c, NULL, (cudaError_t)driver->access(at, bytes, &access, 1));
 }
 
 static enum err_code chunks_take(struct k_buffer *b, uint64_t first, uint64_t n, struct err *e)

@@ -60,7 +60,8 @@ struct call {
 };
 
 enum {
-    MAX_CALLS = 16384 /* of a recording */
+    GRANULE = 2 << 20, /* of memory that is mapped */
+    MAX_CALLS = 16384  /* of a recording */
 };
 struct k_graph {
     struct fake *fake;
@@ -266,10 +267,17 @@ static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buff
     const int error = take(f, 0, "range");
     if (error != 0)
         return refused(error, "a range of the stand-in", e);
-    const enum err_code code = mapped(f, n * K_CHUNK_BYTES, n, PROT_NONE, &b, e);
+    const enum err_code code =
+        mapped(f, (bytes + GRANULE - 1) / GRANULE * GRANULE, n, PROT_NONE, &b, e);
     if (code == ERR_OK)
         *ret = &b->host;
     return code;
+}
+
+static uint64_t chunk_bytes(const struct k_buffer *range, uint64_t i)
+{
+    const uint64_t left = range->bytes - i * K_CHUNK_BYTES;
+    return left < K_CHUNK_BYTES ? left : K_CHUNK_BYTES;
 }
 
 static void chunks_return(struct k_buffer *range, uint64_t first, uint64_t n)
@@ -278,11 +286,11 @@ static void chunks_return(struct k_buffer *range, uint64_t first, uint64_t n)
     for (uint64_t i = first; i < first + n && i < b->n_chunks; i++)
         if (b->taken[i]) {
             uint8_t *at = (uint8_t *)range->data + i * K_CHUNK_BYTES;
-            if (mmap(at, K_CHUNK_BYTES, PROT_NONE,
+            if (mmap(at, chunk_bytes(range, i), PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != at)
                 abort();
             b->taken[i] = false;
-            b->fake->used -= K_CHUNK_BYTES;
+            b->fake->used -= chunk_bytes(range, i);
         }
 }
 
@@ -295,12 +303,12 @@ static enum err_code chunks_take(struct k_buffer *range, uint64_t first, uint64_
         if (b->taken[i])
             return err_set(e, ERR_ARGUMENT, "chunk %llu has memory", (unsigned long long)i);
     for (uint64_t i = first; i < first + n; i++) {
-        const int error = take(b->fake, K_CHUNK_BYTES, "chunk");
+        const int error = take(b->fake, chunk_bytes(range, i), "chunk");
         if (error != 0) {
             chunks_return(range, first, i - first);
             return refused(error, "chunks of the stand-in", e);
         }
-        if (mprotect((uint8_t *)range->data + i * K_CHUNK_BYTES, K_CHUNK_BYTES,
+        if (mprotect((uint8_t *)range->data + i * K_CHUNK_BYTES, chunk_bytes(range, i),
                      PROT_READ | PROT_WRITE) != 0)
             abort();
         b->taken[i] = true;
@@ -481,6 +489,12 @@ static const char *describe(const struct k_device *d)
     return "stand-in of a GPU, the reference on the CPU";
 }
 
+static const char *bus_id(const struct k_device *d)
+{
+    (void)d;
+    return "0000:01:00.0";
+}
+
 static void counts(const struct k_device *d, struct k_counts *ret)
 {
     *ret = fake_of(d)->counts;
@@ -533,6 +547,7 @@ static void fill(struct k_ops *ret)
     ret->graph_free = graph_free;
     ret->lost = lost;
     ret->describe = describe;
+    ret->bus_id = bus_id;
     ret->counts = counts;
     ret->inject = inject;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "alloc.h"
 #include "k_host.h"
@@ -85,6 +86,8 @@ struct fake_buffer {
     struct fake_gpu *gpu;
     uint8_t *data;
     bool pinned;
+    uint64_t n_chunks; /* of a range */
+    bool *taken;
 };
 
 struct fake_gpu {
@@ -174,6 +177,84 @@ static enum err_code memory_new(struct fake_gpu *g, uint64_t bytes, bool pinned,
     return ERR_OK;
 }
 
+static uint64_t chunk_bytes(const struct k_buffer *range, uint64_t i)
+{
+    const uint64_t left = range->bytes - i * K_CHUNK_BYTES;
+    return left < K_CHUNK_BYTES ? left : K_CHUNK_BYTES;
+}
+
+/* What has no memory cannot be touched. */
+static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
+                               struct err *e)
+{
+    struct fake_gpu *g = gpu_of(d);
+    const uint64_t n = (bytes + K_CHUNK_BYTES - 1) / K_CHUNK_BYTES;
+    uint32_t i = 0;
+    while (i < MAX_BUFFERS && g->buffers[i] != NULL)
+        i++;
+    if (i == MAX_BUFFERS)
+        die("too many buffers");
+    g->counts.allocations++;
+    if (!call(g))
+        return err_set(e, ERR_DEVICE, "the fake device failed");
+    if (g->options.no_ranges)
+        return err_set(e, ERR_UNSUPPORTED, "the fake device has no ranges");
+    struct fake_buffer *b = alloc_zero(ALLOC_WORK, 1, sizeof(*b));
+    bool *taken = alloc_zero(ALLOC_WORK, n, sizeof(*taken));
+    if (b == NULL || taken == NULL)
+        die("no memory");
+    b->data = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (b->data == MAP_FAILED)
+        die("no addresses");
+    b->base.bytes = bytes;
+    b->gpu = g;
+    b->n_chunks = n;
+    b->taken = taken;
+    g->buffers[i] = b;
+    *ret = &b->base;
+    return ERR_OK;
+}
+
+static void chunks_return(struct k_buffer *range, uint64_t first, uint64_t n)
+{
+    struct fake_buffer *b = (struct fake_buffer *)(void *)range;
+    for (uint64_t i = first; i < first + n; i++) {
+        if (!b->taken[i])
+            continue;
+        uint8_t *at = b->data + i * K_CHUNK_BYTES;
+        if (mmap(at, chunk_bytes(range, i), PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != at)
+            die("no addresses");
+        b->taken[i] = false;
+        b->gpu->used -= chunk_bytes(range, i);
+    }
+}
+
+static enum err_code chunks_take(struct k_buffer *range, uint64_t first, uint64_t n, struct err *e)
+{
+    struct fake_buffer *b = (struct fake_buffer *)(void *)range;
+    struct fake_gpu *g = b->gpu;
+    if (first > b->n_chunks || n > b->n_chunks - first)
+        die("chunks beyond the range");
+    for (uint64_t i = first; i < first + n; i++) {
+        const uint64_t bytes = chunk_bytes(range, i);
+        if (b->taken[i])
+            die("a chunk is taken twice");
+        g->counts.allocations++;
+        if (!call(g) || (g->options.memory != 0 && bytes > g->options.memory - g->used)) {
+            chunks_return(range, first, i - first);
+            return g->failed ? err_set(e, ERR_DEVICE, "the fake device failed")
+                             : err_set(e, ERR_NOMEM, "the fake device has no chunk left");
+        }
+        if (mprotect(b->data + i * K_CHUNK_BYTES, bytes, PROT_READ | PROT_WRITE) != 0)
+            die("no memory");
+        memset(b->data + i * K_CHUNK_BYTES, 0xA5, bytes); /* nobody cleared it */
+        b->taken[i] = true;
+        g->used += bytes;
+    }
+    return ERR_OK;
+}
+
 static enum err_code buffer_new(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                 struct err *e)
 {
@@ -195,8 +276,14 @@ static void buffer_free(struct k_buffer *buffer)
     for (uint32_t i = 0; i < MAX_BUFFERS; i++)
         if (g->buffers[i] == b)
             g->buffers[i] = NULL;
-    g->used -= b->pinned ? 0 : b->base.bytes;
-    alloc_free(b->data);
+    if (b->taken != NULL) {
+        chunks_return(buffer, 0, b->n_chunks);
+        munmap(b->data, b->base.bytes);
+        alloc_free(b->taken);
+    } else {
+        g->used -= b->pinned ? 0 : b->base.bytes;
+        alloc_free(b->data);
+    }
     alloc_free(b);
 }
 
@@ -448,6 +535,44 @@ OPERATION(gather, k_gather, GATHER, gather)
 OPERATION(check, k_check, CHECK, check)
 OPERATION(arrange, k_arrange, ARRANGE, arrange)
 
+/* The operations that are several in one. */
+static enum err_code enter(const struct k_enter *a, struct k_stream *stream)
+{
+    enum err_code code = ERR_OK;
+    if (a->out.buffer != NULL && a->weights.buffer != NULL)
+        code = moe_sum(&(struct k_moe_sum){a->rows, a->weights, a->out, a->x, a->act.n, a->n_used},
+                       stream);
+    else if (a->out.buffer != NULL)
+        code = add(&(struct k_add){a->rows, a->x, a->out, a->act.n}, stream);
+    if (code == ERR_OK)
+        code =
+            norm(&(struct k_norm){a->rows, a->x, a->act.f32, a->norm, a->act.n, 1, a->eps}, stream);
+    return code == ERR_OK ? quantise(&(struct k_quantise){a->rows, a->act}, stream) : code;
+}
+
+static enum err_code heads(const struct k_heads *a, struct k_stream *stream)
+{
+    const struct k_kv *kv = &a->kv;
+    enum err_code code = ERR_OK;
+    for (int i = 0; i < 2 && code == ERR_OK; i++) {
+        const struct k_span x = i == 0 ? a->q : a->k, weight = i == 0 ? a->q_norm : a->k_norm;
+        const uint32_t n = i == 0 ? a->n_head : kv->n_head_kv;
+        if (weight.buffer != NULL)
+            code = norm(&(struct k_norm){a->rows, x, x, weight, kv->head_dim, n, a->eps}, stream);
+        if (code == ERR_OK)
+            code =
+                rope(&(struct k_rope){a->rows, x, a->table, n, kv->head_dim, a->rope_dim}, stream);
+    }
+    return code == ERR_OK ? kv_write(&(struct k_kv_write){a->rows, a->k, a->v, *kv}, stream) : code;
+}
+
+static enum err_code route(const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *stream)
+{
+    const enum err_code code = router(a, stream);
+    return code == ERR_OK ? grouping(g, stream) : code;
+}
+
 static void upload(struct k_stream *stream, struct k_span to, const void *from, size_t n)
 {
     if (n == 0)
@@ -643,6 +768,12 @@ static const char *describe(const struct k_device *d)
     return "a fake GPU";
 }
 
+static const char *bus_id(const struct k_device *d)
+{
+    (void)d;
+    return "0000:01:00.0";
+}
+
 static void counts(const struct k_device *d, struct k_counts *ret)
 {
     *ret = ((const struct fake_gpu *)(const void *)d)->counts;
@@ -719,10 +850,16 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .gather = gather,
                                           .check = check,
                                           .arrange = options->no_arrange ? NULL : arrange,
+                                          .enter = enter,
+                                          .heads = heads,
+                                          .route = route,
                                           .pinned_new = pinned_new,
                                           .host_register = host_register,
                                           .host_unregister = host_unregister,
                                           .fetch = fetch,
+                                          .range_new = range_new,
+                                          .chunks_take = chunks_take,
+                                          .chunks_return = chunks_return,
                                           .memory = memory,
                                           .event_new = event_new,
                                           .event_free = event_free,
@@ -736,6 +873,7 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .graph_free = graph_free,
                                           .lost = lost,
                                           .describe = describe,
+                                          .bus_id = bus_id,
                                           .counts = counts,
                                           .inject = inject}};
     *ret = &g->device;

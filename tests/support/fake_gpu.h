@@ -14,6 +14,7 @@ struct fake_gpu_options {
     bool eager;                /* operations run at once */
     bool no_arrange;           /* weights stay in the file's order */
     bool no_pinning;           /* host memory cannot be registered */
+    bool no_ranges;            /* chunks of memory cannot come and go */
     struct k_cuda_fault fault; /* from the first call on */
 };
 
