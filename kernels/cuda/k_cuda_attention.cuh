@@ -1,6 +1,6 @@
 /* What the attention kernels share (A17 to A19). Three of them give the same bits:
- *   groups   (k_cuda_attention.cu) a block takes a group of 512 positions of one row and some query
- *            heads of one kv head, a warp each of its eight chunks
+ *   chunks   (k_cuda_attention.cu) a block takes one or more chunks of one row and some query heads
+ *            of one kv head
  *   prefill  (k_cuda_attention_prefill.cu) a block takes some rows of one sequence and walks all chunks
  *   plain    (k_cuda_attention_plain.cu) a warp takes one query head; any head size */
 #ifndef ISLET_K_CUDA_ATTENTION_CUH
@@ -19,10 +19,11 @@ struct k_cuda_attention_args {
     const float *q;
     float *y;
     struct k_cuda_kv kv;
-    uint32_t *arrived; /* groups that are there, [rows][n_head]; 0 between uses */
-    float *parts;      /* groups' results, [rows][n_head][max_groups][D] */
-    float2 *sums;      /* their m and l, [rows][n_head][max_groups] */
-    uint32_t max_groups;
+    /* In the scratch of k_cuda_attention.cu: results of chunks and groups, D values and (m, l) each,
+     * [rows][n_head][chunk_slots + max_groups]. */
+    float *parts;
+    float2 *sums;
+    uint32_t chunk_slots, max_groups;
     uint32_t n_head, shared; /* shared: query heads of a kv head */
     uint32_t tile_rows;      /* rows that the prefill kernel takes together; 0: it takes none */
     uint32_t busy;           /* blocks that fill the device */
@@ -58,22 +59,30 @@ static __device__ __forceinline__ bool k_cuda_attention_tile(const struct k_cuda
     return __all_sync(K_CUDA_WARP_ALL, same);
 }
 
-/* One chunk's scores, of positions lane and lane + 32, n of the 64 visible: weights, maximum and sum
- * (A18). True: a score is not finite; the weights are then 0. */
+/* One chunk's scores, of positions 2 * lane and 2 * lane + 1, n of the 64 visible: weights, maximum
+ * and sum (A18). True: a score is not finite; the weights are then 0. */
 static __device__ __forceinline__ bool k_cuda_attention_weigh(float x0, float x1, uint32_t n,
                                                               float *ret_e0, float *ret_e1,
                                                               float *ret_m, float *ret_l)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const bool seen0 = lane < n, seen1 = lane + 32 < n;
+    const uint32_t j = threadIdx.x % 32 * 2;
+    const bool seen0 = j < n, seen1 = j + 1 < n;
     const bool fault = __any_sync(K_CUDA_WARP_ALL,
                                   (seen0 && !k_float_finite(x0)) || (seen1 && !k_float_finite(x1)));
     const uint32_t key = max(seen0 ? k_cuda_warp_key(x0) : 0u, seen1 ? k_cuda_warp_key(x1) : 0u);
     const float m = k_cuda_warp_of_key(__reduce_max_sync(K_CUDA_WARP_ALL, key));
-    *ret_e0 = seen0 && !fault ? k_float_exp32(k_float_sub(x0, m)) : 0.0f;
-    *ret_e1 = seen1 && !fault ? k_float_exp32(k_float_sub(x1, m)) : 0.0f;
+    float a0 = seen0 && !fault ? k_cuda_warp_exp(k_float_sub(x0, m)) : 0.0f;
+    float a1 = seen1 && !fault ? k_cuda_warp_exp(k_float_sub(x1, m)) : 0.0f;
+    *ret_e0 = a0;
+    *ret_e1 = a1;
     *ret_m = fault ? 0.0f : m;
-    *ret_l = k_cuda_warp_tree(k_float_add(*ret_e0, *ret_e1));
+    /* a[i] = e[i] + e[i + 32], then tree32: i and i + 2 * o are o lanes apart, i and i + 1 are one. */
+#pragma unroll
+    for (int o = 16; o >= 1; o /= 2) {
+        a0 = k_float_add(a0, __shfl_xor_sync(K_CUDA_WARP_ALL, a0, o));
+        a1 = k_float_add(a1, __shfl_xor_sync(K_CUDA_WARP_ALL, a1, o));
+    }
+    *ret_l = k_float_add(a0, a1);
     return fault;
 }
 
@@ -86,8 +95,8 @@ static __device__ __forceinline__ struct k_cuda_attention_step k_cuda_attention_
 {
     struct k_cuda_attention_step s;
     s.m = m > next ? m : next;
-    s.a = k_float_exp32(k_float_sub(m, s.m));
-    s.b = k_float_exp32(k_float_sub(next, s.m));
+    s.a = k_cuda_warp_exp(k_float_sub(m, s.m));
+    s.b = k_cuda_warp_exp(k_float_sub(next, s.m));
     return s;
 }
 static __device__ __forceinline__ float k_cuda_attention_fold(float y, float a, float next, float b)
@@ -116,20 +125,6 @@ static __device__ __forceinline__ bool k_cuda_attention_quantise(const float v[4
     *ret_q = zero ? 0 : q;
     *ret_dx = zero ? 0.0f : k_float_div(largest, 127.0f);
     return fault;
-}
-
-/* Bytes [dimension][position] of four words to words of one position each. */
-static __device__ __forceinline__ void k_cuda_attention_transpose(const uint32_t in[4],
-                                                                  uint32_t out[4])
-{
-    const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140);
-    const uint32_t high01 = __byte_perm(in[0], in[1], 0x7362);
-    const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
-    const uint32_t high23 = __byte_perm(in[2], in[3], 0x7362);
-    out[0] = __byte_perm(low01, low23, 0x5410);
-    out[1] = __byte_perm(low01, low23, 0x7632);
-    out[2] = __byte_perm(high01, high23, 0x5410);
-    out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
 #endif

@@ -122,11 +122,11 @@ static __global__ void attention_plain(const struct k_cuda_attention_args a)
                                             : k_cuda_kv_head_of(a.kv, layer, head / a.shared);
         float e0, e1;
         fault |=
-            k_cuda_attention_weigh(k_float_mul(plain_score<TYPE>(q, h, dim, lane), a.scale),
-                                   k_float_mul(plain_score<TYPE>(q, h, dim, lane + 32), a.scale), n,
-                                   &e0, &e1, &chunk.m, &chunk.l);
-        e[lane] = e0;
-        e[lane + 32] = e1;
+            k_cuda_attention_weigh(k_float_mul(plain_score<TYPE>(q, h, dim, 2 * lane), a.scale),
+                                   k_float_mul(plain_score<TYPE>(q, h, dim, 2 * lane + 1), a.scale),
+                                   n, &e0, &e1, &chunk.m, &chunk.l);
+        e[2 * lane] = e0;
+        e[2 * lane + 1] = e1;
         __syncwarp();
         plain_values<TYPE>(e, h, dim, n, chunk.o);
         __syncwarp();

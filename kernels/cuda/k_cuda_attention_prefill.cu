@@ -200,6 +200,19 @@ static __device__ __forceinline__ void tile_scores_f16(
     }
 }
 
+/* Bytes [dimension][position] of four words to words of one position each. */
+static __device__ __forceinline__ void tile_transpose(const uint32_t in[4], uint32_t out[4])
+{
+    const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140);
+    const uint32_t high01 = __byte_perm(in[0], in[1], 0x7362);
+    const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
+    const uint32_t high23 = __byte_perm(in[2], in[3], 0x7362);
+    out[0] = __byte_perm(low01, low23, 0x5410);
+    out[1] = __byte_perm(low01, low23, 0x7632);
+    out[2] = __byte_perm(high01, high23, 0x5410);
+    out[3] = __byte_perm(high01, high23, 0x7632);
+}
+
 template <int D>
 static __device__ __forceinline__ void tile_scores_q8(
     const struct tile_memory<K_KV_Q8_0, D> &memory, uint32_t vector, uint32_t position,
@@ -227,7 +240,7 @@ static __device__ __forceinline__ void tile_scores_q8(
                                         *(const uint32_t *)(const void *)(at + K_PAGE),
                                         *(const uint32_t *)(const void *)(at + 2 * K_PAGE),
                                         *(const uint32_t *)(const void *)(at + 3 * K_PAGE)};
-                k_cuda_attention_transpose(in, k + i);
+                tile_transpose(in, k + i);
             }
 #pragma unroll
             for (int v = 0; v < SIDE; v++)
@@ -316,8 +329,8 @@ static __device__ __forceinline__ bool tile_weights(struct tile_memory<TYPE, D> 
 #pragma unroll
     for (int k = 0; k < N; k++) {
         const uint32_t i = share + M::SHARES * k;
-        const float e0 = i < n && !fault ? k_float_exp32(k_float_sub(low[k], m)) : 0.0f;
-        const float e1 = i + 32 < n && !fault ? k_float_exp32(k_float_sub(high[k], m)) : 0.0f;
+        const float e0 = i < n && !fault ? k_cuda_warp_exp(k_float_sub(low[k], m)) : 0.0f;
+        const float e1 = i + 32 < n && !fault ? k_cuda_warp_exp(k_float_sub(high[k], m)) : 0.0f;
         memory->s[M::score_at(i, v)] = e0;
         memory->s[M::score_at(i + 32, v)] = e1;
         a[k] = k_float_add(e0, e1);

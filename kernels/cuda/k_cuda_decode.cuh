@@ -19,17 +19,10 @@
 enum {
     K_CUDA_DECODE_WARPS = 8,
     K_CUDA_DECODE_THREADS = 32 * K_CUDA_DECODE_WARPS,
-    K_CUDA_DECODE_BLOCKS_OF_1 = 2,
-    K_CUDA_DECODE_BLOCKS_OF_8 = 2,
-    K_CUDA_DECODE_RING = 3, /* most tiles of a warp's ring */
-    K_CUDA_DECODE_ANY = -1  /* as a template's format: whatever the piece says */
+    K_CUDA_DECODE_BLOCKS = 2, /* on a multiprocessor: 128 registers a thread, none spilled */
+    K_CUDA_DECODE_RING = 3,   /* most tiles of a warp's ring */
+    K_CUDA_DECODE_ANY = -1    /* as a template's format: whatever the piece says */
 };
-
-/* Blocks on a multiprocessor, as registers go. */
-static constexpr __host__ __device__ uint32_t k_cuda_decode_most_blocks(uint32_t columns)
-{
-    return columns == 1 ? K_CUDA_DECODE_BLOCKS_OF_1 : K_CUDA_DECODE_BLOCKS_OF_8;
-}
 
 /* What a launch chooses. */
 struct k_cuda_decode_shape {
@@ -148,37 +141,55 @@ static __device__ __forceinline__ void k_cuda_decode_next(struct k_cuda_decode_b
         k_cuda_decode_size(b, shape, count, all_tiles);
 }
 
+/* One value to shared memory. */
+template <bool ASYNC, typename T>
+static __device__ __forceinline__ void k_cuda_decode_move(T *to, const T *from)
+{
+    if constexpr (!ASYNC)
+        *to = *from;
+    else if constexpr (sizeof(T) == 16)
+        k_cuda_warp_copy16(to, from);
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to)),
+                     "l"(from)
+                     : "memory");
+}
+
 /* Fetches the q's, sums and dx's of `tiles` tiles from tile `first` on of the columns' rows. With
- * eight columns a warp has one. */
-template <int COLUMNS, typename Row>
+ * eight columns a warp has one. ASYNC: as a group of copies, else the thread waits. */
+template <int COLUMNS, bool ASYNC, typename Row>
 static __device__ __forceinline__ void k_cuda_decode_stage(const struct k_cuda_decode_shared &s,
                                                            const struct k_cuda_decode_shape &shape,
-                                                           const struct k_cuda_decode_piece &piece,
+                                                           enum k_format format, uint32_t n_in,
                                                            uint32_t count, Row row, uint32_t first,
                                                            uint32_t tiles)
 {
     const uint32_t c = COLUMNS == 1 ? 0 : threadIdx.x / 32;
     const uint32_t from = COLUMNS == 1 ? threadIdx.x : threadIdx.x % 32;
     const uint32_t step = COLUMNS == 1 ? K_CUDA_DECODE_THREADS : 32;
-    const enum k_form form = k_cuda_decode_form(piece.format);
-    const uint32_t blocks = k_cuda_decode_blocks(piece.format);
-    if (c >= count)
-        return;
-    const uint8_t *r = row(c);
-    const uint4 *q = (const uint4 *)(const void *)(r + first * 256);
-    const uint4 *sums =
-        (const uint4 *)(const void *)(r + k_cuda_act_sum_offset(form, piece.n_in) + first * 16);
-    const float *dx =
-        (const float *)(const void *)(r + k_cuda_act_dx_offset(piece.n_in)) + first * blocks;
-    uint4 *to = (uint4 *)(void *)(s.q + c * (shape.staged * 256 + 16));
-    uint4 *to_sums = (uint4 *)(void *)(s.sum + c * (shape.staged * 8 + 8));
+    const enum k_form form = k_cuda_decode_form(format);
+    const uint32_t blocks = k_cuda_decode_blocks(format);
+    if (c < count) {
+        const uint8_t *r = row(c);
+        const uint4 *q = (const uint4 *)(const void *)(r + first * 256);
+        const uint4 *sums =
+            (const uint4 *)(const void *)(r + k_cuda_act_sum_offset(form, n_in) + first * 16);
+        const float *dx =
+            (const float *)(const void *)(r + k_cuda_act_dx_offset(n_in)) + first * blocks;
+        uint4 *to = (uint4 *)(void *)(s.q + c * (shape.staged * 256 + 16));
+        uint4 *to_sums = (uint4 *)(void *)(s.sum + c * (shape.staged * 8 + 8));
+        float *to_dx = s.dx + c * k_cuda_decode_dx_stride(shape);
 #pragma unroll 4
-    for (uint32_t i = from; i < tiles * 16; i += step)
-        to[i] = q[i];
-    for (uint32_t i = from; i < tiles; i += step)
-        to_sums[i] = sums[i];
-    for (uint32_t i = from; i < tiles * blocks; i += step)
-        s.dx[c * k_cuda_decode_dx_stride(shape) + i] = dx[i];
+        for (uint32_t i = from; i < tiles * 16; i += step)
+            k_cuda_decode_move<ASYNC>(to + i, q + i);
+        for (uint32_t i = from; i < tiles; i += step)
+            k_cuda_decode_move<ASYNC>(to_sums + i, sums + i);
+        for (uint32_t i = from; i < tiles * blocks; i += step)
+            k_cuda_decode_move<ASYNC>(to_dx + i, dx + i);
+    }
+    if (ASYNC)
+        k_cuda_warp_commit();
 }
 
 /* A6 over a batch's t's, then emit(column, output of the piece, sum, the second set's sum) if that
@@ -243,24 +254,26 @@ static __device__ __forceinline__ void k_cuda_decode_copy(uint32_t to, const uin
                          : "memory");
 }
 
-/* Waits for the oldest of `ring` groups of copies. */
-static __device__ __forceinline__ void k_cuda_decode_arrived(uint32_t ring)
+/* Waits until at most `newer` groups of copies, 0 to 3, are under way. */
+static __device__ __forceinline__ void k_cuda_decode_arrived(uint32_t newer)
 {
-    if (ring == K_CUDA_DECODE_RING)
-        k_cuda_warp_copied<K_CUDA_DECODE_RING - 1>();
-    else if (ring == 2)
+    if (newer == 3)
+        k_cuda_warp_copied<3>();
+    else if (newer == 2)
+        k_cuda_warp_copied<2>();
+    else if (newer == 1)
         k_cuda_warp_copied<1>();
     else
         k_cuda_warp_copied<0>();
-    __syncwarp();
 }
 
-/* A piece with up to COLUMNS columns. row(c): column c's activation row. The caller's next use of
- * shared memory comes after a barrier. */
-template <int F, int COLUMNS, int SETS, typename Row, typename Emit>
+/* A piece with up to COLUMNS columns. row(c): column c's activation row; staged_already: the
+ * rows are in shared memory, or on their way. The caller's next use of shared memory comes after a barrier. */
+template <int F, int COLUMNS, int SETS, bool LATE, typename Row, typename Emit>
 static __device__ __forceinline__ void k_cuda_decode_piece_of(
     const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
-    const struct k_cuda_decode_piece &piece, uint32_t count, Row row, Emit emit)
+    const struct k_cuda_decode_piece &piece, uint32_t count, bool staged_already, Row row,
+    Emit emit)
 {
     const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
     const enum k_format f = F != K_CUDA_DECODE_ANY ? (enum k_format)F : piece.format;
@@ -293,18 +306,25 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
         }
         k_cuda_warp_commit();
     };
+    const bool whole = shape.staged >= all_tiles;
+    if (!LATE && whole && !staged_already)
+        k_cuda_decode_stage<COLUMNS, true>(s, shape, f, piece.n_in, count, row, 0, all_tiles);
     for (uint32_t k = 0; k < shape.ring; k++)
         copy(k);
-    k_cuda_await(); /* weights are nobody's result */
-    k_cuda_release();
-    const bool whole = shape.staged >= all_tiles;
-    if (whole)
-        k_cuda_decode_stage<COLUMNS>(s, shape, piece, count, row, 0, all_tiles);
+    if (LATE) {
+        k_cuda_await(); /* weights are nobody's result */
+        k_cuda_release();
+        if (whole)
+            k_cuda_decode_stage<COLUMNS, false>(s, shape, f, piece.n_in, count, row, 0, all_tiles);
+    } else {
+        k_cuda_decode_arrived(shape.ring);
+    }
     uint32_t slot = 0, turn = 0;
     for (; b.stripe < n_stripes; k_cuda_decode_next(b, shape, n_stripes, all_tiles), turn++) {
         if (!whole) {
             __syncthreads(); /* the last batch is folded */
-            k_cuda_decode_stage<COLUMNS>(s, shape, piece, count, row, b.tile, b.tiles);
+            k_cuda_decode_stage<COLUMNS, false>(s, shape, f, piece.n_in, count, row, b.tile,
+                                                b.tiles);
         }
         if (!whole || turn == 0)
             __syncthreads();
@@ -312,7 +332,8 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
         float *t = turn & 1 ? s.t[1] : s.t[0];
         for (uint32_t i = warp; i < SETS * b.items; i += K_CUDA_DECODE_WARPS) {
             const uint32_t tile = staged + i - (i * b.inverse >> 16) * b.tiles;
-            k_cuda_decode_arrived(shape.ring);
+            k_cuda_decode_arrived(shape.ring - 1);
+            __syncwarp();
             k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + tile * 256,
                                         s.sum + tile * 8, sum_stride,
                                         t + i * blocks * 16 * COLUMNS);
@@ -327,15 +348,26 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
 }
 
 /* A block's part of the launch. The source says what is to be done:
- *   uint32_t units()                                  stripes of the launch, per set
- *   void find(uint32_t unit, struct k_cuda_decode_piece &)   the piece from that unit on
- *   const uint8_t *row(uint32_t column)               of the piece found: an activation row
- *   void emit(uint32_t column, uint32_t output, float, float)   output: from the piece's first on */
+ *   LATE           activations are known late: weights are asked for first, before k_cuda_await.
+ *                  Else the source has called it, and activations come first, ahead of the crowd
+ *   ONE_ROW        every piece has the one column row(0), known before find
+ *   units()        stripes of the launch, per set
+ *   find(unit, piece)               the piece from that unit on
+ *   take(first, count)              goes on with columns [first, first + count) of the piece
+ *   row(c)                          column first + c's activation row
+ *   emit(c, output, sum, second)    a result of that column; output: from the piece's first on */
 template <int F, int COLUMNS, int SETS, typename Source>
 static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_shape &shape,
-                                                     void *memory, Source &source)
+                                                     uint32_t n_in, void *memory, Source &source)
 {
     const struct k_cuda_decode_shared s = k_cuda_decode_carve(memory, shape, COLUMNS);
+    const auto row = [&](uint32_t c) { return source.row(c); };
+    const auto emit = [&](uint32_t c, uint32_t output, float sum, float second) {
+        source.emit(c, output, sum, second);
+    };
+    const uint32_t all_tiles = n_in / K_CUDA_TILE_INPUTS;
+    if (Source::ONE_ROW && shape.staged >= all_tiles)
+        k_cuda_decode_stage<COLUMNS, true>(s, shape, (enum k_format)F, n_in, 1, row, 0, all_tiles);
     const uint32_t units = source.units(), each = units / gridDim.x, more = units % gridDim.x;
     uint32_t unit = blockIdx.x * each + min(blockIdx.x, more);
     const uint32_t end = unit + each + (blockIdx.x < more);
@@ -344,12 +376,10 @@ static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_
         source.find(unit, piece);
         piece.count = min(piece.count, end - unit);
         for (uint32_t first = 0; first < piece.columns; first += COLUMNS) {
-            k_cuda_decode_piece_of<F, COLUMNS, SETS>(
-                s, shape, piece, min(piece.columns - first, (uint32_t)COLUMNS),
-                [&](uint32_t c) { return source.row(first + c); },
-                [&](uint32_t c, uint32_t output, float sum, float second) {
-                    source.emit(first + c, output, sum, second);
-                });
+            const uint32_t count = min(piece.columns - first, (uint32_t)COLUMNS);
+            source.take(first, count);
+            k_cuda_decode_piece_of<F, COLUMNS, SETS, Source::LATE>(s, shape, piece, count,
+                                                                   Source::ONE_ROW, row, emit);
             __syncthreads();
         }
         unit += piece.count;
@@ -388,7 +418,7 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cud
 {
     const uint32_t room = c->shared_bytes / 7 < 32768 ? c->shared_bytes / 7 : 32768;
     const uint32_t widest = columns == 1 ? 64 : c->shared_bytes < 131072 ? 8 : 16;
-    const uint32_t most_blocks = k_cuda_decode_most_blocks(columns);
+    const uint32_t most_blocks = K_CUDA_DECODE_BLOCKS;
     const uint32_t fitting = room / (blocks * 64 * columns), full = 3 * K_CUDA_DECODE_WARPS;
     const uint32_t items = fitting < full ? fitting : full;
     struct k_cuda_decode_shape shape = {};
@@ -407,7 +437,7 @@ static inline struct k_cuda_decode_shape k_cuda_decode_choose(const struct k_cud
         const uint32_t fit = c->shared_bytes / (bytes + 1024);
         const uint32_t blocks_each = fit > most_blocks ? most_blocks : fit > 0 ? fit : 1;
         each = k_cuda_decode_parts(units, c->sm_count * blocks_each);
-        shape.grid = k_cuda_decode_parts(units, each);
+        shape.grid = c->sm_count * blocks_each < units ? c->sm_count * blocks_each : units;
         const uint32_t rounds = k_cuda_decode_parts(each * n_tiles * sets, K_CUDA_DECODE_WARPS);
         if (shape.ring == 1 || (rounds >= shape.ring && fit > 1) || (shape.ring == 2 && fit == 1))
             return shape;

@@ -26,6 +26,7 @@ struct decode {
 /* The memory of max_rows rows is always there, so their number is looked at when results are
  * stored. */
 struct decode_source {
+    static constexpr bool LATE = true, ONE_ROW = false;
     const struct decode &p;
     const uint8_t *act;
     uint64_t act_stride;
@@ -55,6 +56,7 @@ struct decode_source {
         ret.count = n_out / K_CUDA_TILE_OUTPUTS - stripe;
         ret.columns = p.max_rows;
     }
+    __device__ void take(uint32_t, uint32_t) {} /* all: no more than eight */
     __device__ const uint8_t *row(uint32_t column) const
     {
         return act + column * act_stride;
@@ -67,12 +69,12 @@ struct decode_source {
 };
 
 template <int F, int COLUMNS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, k_cuda_decode_most_blocks(COLUMNS))
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     decode_rows(const struct decode p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     struct decode_source source = {p, NULL, 0, NULL, 0};
-    k_cuda_decode<F, COLUMNS, 1>(p.shape, k_cuda_decode_memory, source);
+    k_cuda_decode<F, COLUMNS, 1>(p.shape, p.n_in, k_cuda_decode_memory, source);
 }
 
 template <int F> void decode_launch(const struct decode &p, uint32_t columns, struct k_stream *s)

@@ -59,11 +59,13 @@ __device__ __forceinline__ void put(const struct product &p, uint32_t pair, uint
 
 /* SETS: 1 a matrix, 2 gate and up. */
 template <enum k_format F, int COLUMNS, int SETS> struct few_source {
+    static constexpr bool LATE = false, ONE_ROW = COLUMNS == 1 && SETS == 2;
     const struct product &p;
     const uint32_t stripes;
     const uint32_t *pairs; /* of the group found */
-    uint32_t mine;         /* that of the first columns whose row this thread asks for */
     uint32_t output;       /* first of the piece */
+    const uint8_t *act;    /* row of the column that this thread fetches */
+    float *y;              /* where this thread's results go: its column is the same in all */
 
     __device__ uint32_t units() const
     {
@@ -75,7 +77,6 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
         const uint32_t stripe = unit % stripes;
         ::find(p.groups, unit / stripes, p.which, e);
         pairs = p.groups.order + e.group.first;
-        mine = pairs[COLUMNS == 1 ? 0 : min(threadIdx.x / 32, e.group.count - 1)];
         output = stripe * K_CUDA_TILE_OUTPUTS;
         for (int k = 0; k < 2; k++)
             ret.first[k] = e.slice[k] + k_cuda_tile_offset(F, p.n_in, stripe, 0);
@@ -84,30 +85,37 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
         ret.count = stripes - stripe;
         ret.columns = e.group.count;
     }
-    __device__ const uint8_t *row(uint32_t column) const
+    __device__ void take(uint32_t first, uint32_t count)
     {
-        return act_of_pair(p, column < COLUMNS ? mine : pairs[column]);
+        const uint32_t fetched = COLUMNS == 1 ? 0 : min(threadIdx.x / 32, count - 1);
+        const uint32_t made = COLUMNS == 1 ? 0 : min(threadIdx.x % COLUMNS, count - 1);
+        act = act_of_pair(p, pairs[first + fetched]);
+        y = p.y + (uint64_t)pairs[first + made] * p.n_out + output;
     }
-    __device__ void emit(uint32_t column, uint32_t o, float sum, float second) const
+    __device__ const uint8_t *row(uint32_t) const
     {
-        const uint32_t pair = COLUMNS == 1 && column == 0 ? mine : pairs[column];
+        return ONE_ROW ? p.act : act;
+    }
+    __device__ void emit(uint32_t, uint32_t o, float sum, float second) const
+    {
         if (SETS == 2)
-            p.y[(uint64_t)pair * p.n_out + output + o] = k_float_swiglu(sum, second);
+            y[o] = k_float_swiglu(sum, second);
         else
-            put(p, pair, output + o, sum);
+            y[o] = p.with_gate ? k_float_swiglu(y[o], sum) : sum;
     }
 };
 
 template <enum k_format F, int COLUMNS, int SETS>
-__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, k_cuda_decode_most_blocks(COLUMNS))
+__global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
     k_cuda_await(); /* groups are a result */
+    k_cuda_release();
     struct few_source<F, COLUMNS, SETS> source = {
-        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, 0
+        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, NULL, NULL
     };
-    k_cuda_decode<F, COLUMNS, SETS>(p.shape, k_cuda_decode_memory, source);
+    k_cuda_decode<F, COLUMNS, SETS>(p.shape, p.n_in, k_cuda_decode_memory, source);
 }
 
 template <enum k_format F, int COLUMNS>

@@ -1,5 +1,5 @@
-/* Prefill products of dense matrices and of the experts' `down`: one kernel a format, for up to four
- * matrices of that format with the same input. */
+/* Prefill products of dense matrices and of the experts' `down`: one kernel a format, for up to
+ * four matrices of that format with the same input. */
 #include "k_cuda_prefill.cuh"
 #include "k_cuda_prefill_block.cuh"
 #include "k_cuda_prefill_groups.cuh"
@@ -18,7 +18,7 @@ struct product {
     uint32_t n_parts;
     const uint8_t *act;
     uint32_t n_in;
-    uint32_t shift;                 /* rows a block: 1 << shift */
+    uint32_t shift;                 /* rows a block: 1 << shift, 16 to 64 */
     const uint32_t *n_rows;         /* dense; NULL with experts */
     struct k_prefill_groups groups; /* experts: rows are pairs */
 };
@@ -35,14 +35,14 @@ __device__ __forceinline__ bool find_rows(const struct product &p, struct k_pref
     return first < n;
 }
 
-template <enum k_format F, int NT>
-__device__ __forceinline__ void compute(struct k_prefill_shared<F> &shared,
+template <enum k_format F, uint32_t ROWS, int NT>
+__device__ __forceinline__ void compute(struct k_prefill_shared<F, ROWS> &shared,
                                         const struct k_prefill_job &job, const struct part &part,
                                         uint32_t stripe)
 {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float acc[K_PREFILL_TILES][NT][4];
-    k_prefill_product<F, NT>(acc, shared, job);
+    k_prefill_product<F, ROWS, NT>(acc, shared, job);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -59,16 +59,17 @@ __device__ __forceinline__ void compute(struct k_prefill_shared<F> &shared,
         }
 }
 
-template <enum k_format F>
-__global__ void __launch_bounds__(K_PREFILL_THREADS, K_PREFILL_BESIDE)
+template <enum k_format F, uint32_t ROWS>
+__global__ void __launch_bounds__(K_PREFILL_THREADS, k_prefill_beside(ROWS))
     multiply(const struct product p)
 {
     extern __shared__ __align__(1024) uint8_t k_prefill_memory[];
-    struct k_prefill_shared<F> &shared = *(struct k_prefill_shared<F> *)(void *)k_prefill_memory;
+    struct k_prefill_shared<F, ROWS> &shared =
+        *(struct k_prefill_shared<F, ROWS> *)(void *)k_prefill_memory;
     struct k_prefill_piece piece;
     if (!find_rows(p, piece))
         return;
-    if (threadIdx.x < K_PREFILL_ROWS) {
+    if (threadIdx.x < ROWS) {
         const uint32_t last = piece.count - 1, i = threadIdx.x < last ? threadIdx.x : last;
         const uint32_t row = p.n_rows == NULL ? p.groups.order[piece.first + i] : piece.first + i;
         shared.rows.from[threadIdx.x] = shared.rows.to[threadIdx.x] = row;
@@ -90,19 +91,25 @@ __global__ void __launch_bounds__(K_PREFILL_THREADS, K_PREFILL_BESIDE)
     job.act = p.act;
     job.n_in = p.n_in;
     job.n_rows = piece.count;
-    if (piece.count > 32)
-        compute<F, 8>(shared, job, part, stripe);
-    else if (piece.count > 16)
-        compute<F, 4>(shared, job, part, stripe);
-    else
-        compute<F, 2>(shared, job, part, stripe);
+    if constexpr (ROWS == 64) {
+        if (piece.count > 48)
+            return compute<F, ROWS, 8>(shared, job, part, stripe);
+        if (piece.count > 32)
+            return compute<F, ROWS, 6>(shared, job, part, stripe);
+    }
+    if (ROWS == 64 || piece.count > 16)
+        return compute<F, ROWS, 4>(shared, job, part, stripe);
+    return compute<F, ROWS, 2>(shared, job, part, stripe);
 }
 
 template <enum k_format F>
 void launch(const struct product &p, uint32_t columns, uint32_t pieces, struct k_stream *s)
 {
-    K_CUDA_LAUNCH(s, (multiply<F>), dim3(columns, pieces), dim3(K_PREFILL_THREADS),
-                  sizeof(struct k_prefill_shared<F>), p);
+    const dim3 grid(columns, pieces), block(K_PREFILL_THREADS);
+    if (p.shift == 6)
+        K_CUDA_LAUNCH(s, (multiply<F, 64>), grid, block, sizeof(struct k_prefill_shared<F, 64>), p);
+    else
+        K_CUDA_LAUNCH(s, (multiply<F, 32>), grid, block, sizeof(struct k_prefill_shared<F, 32>), p);
 }
 
 void launch_format(enum k_format format, const struct product &p, uint32_t columns, uint32_t pieces,
@@ -124,13 +131,15 @@ void launch_format(enum k_format format, const struct product &p, uint32_t colum
     }
 }
 
-/* Rows a block takes of dense matrices, as a power of 2: 64, fewer while that leaves most
+/* Rows a block takes of dense matrices, as a power of 2: as many as it can, fewer while that leaves
  * multiprocessors without a block. */
-uint32_t dense_shift(const struct k_stream *s, uint32_t columns, uint32_t max_rows)
+uint32_t dense_shift(const struct k_stream *s, enum k_format format, uint32_t columns,
+                     uint32_t max_rows)
 {
-    uint32_t shift = 6;
+    const struct k_cuda *device = k_cuda_of(s->device);
+    uint32_t shift = k_prefill_most_shift(format, device);
     while (shift > 4 &&
-           columns * ((max_rows + (1u << shift) - 1) >> shift) < k_cuda_of(s->device)->sm_count)
+           (uint64_t)columns * ((max_rows + (1u << shift) - 1) >> shift) < device->sm_count)
         shift--;
     return shift;
 }
@@ -165,7 +174,7 @@ void multiply_format(const struct k_matmul *a, enum k_format format, struct k_st
         return;
     p.act = act_of(&a->act, format);
     p.n_in = a->act.n;
-    p.shift = dense_shift(s, columns, a->rows.max_rows);
+    p.shift = dense_shift(s, format, columns, a->rows.max_rows);
     p.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
     launch_format(format, p, columns, (a->rows.max_rows + (1u << p.shift) - 1) >> p.shift, s);
 }
@@ -176,7 +185,7 @@ extern "C" enum err_code k_cuda_matmul_prefill(const struct k_matmul *a, struct 
 {
     static const enum k_format formats[] = {K_Q4_0, K_Q8_0, K_Q4_K, K_Q5_K, K_Q6_K};
     for (uint32_t m = 0; m < a->n_matrices; m++)
-        if (!k_prefill_takes(s, a->w[m].format, a->w[m].n_out, a->w[m].n_in))
+        if (!k_cuda_tile_arranged(a->w[m].format, a->w[m].n_out, a->w[m].n_in))
             return ERR_UNSUPPORTED;
     for (const enum k_format format : formats)
         multiply_format(a, format, s);
@@ -186,7 +195,7 @@ extern "C" enum err_code k_cuda_matmul_prefill(const struct k_matmul *a, struct 
 extern "C" enum err_code k_cuda_moe_down_prefill(const struct k_moe_down *a, struct k_stream *s)
 {
     const struct k_experts *x = &a->experts;
-    if (!k_prefill_takes(s, x->down, x->n_embd, x->n_ff))
+    if (!k_cuda_tile_arranged(x->down, x->n_embd, x->n_ff))
         return ERR_UNSUPPORTED;
     struct product p = {};
     p.n_parts = 1;
@@ -194,7 +203,8 @@ extern "C" enum err_code k_cuda_moe_down_prefill(const struct k_moe_down *a, str
     p.parts[0].n_out = x->n_embd;
     p.act = act_of(&a->h, x->down);
     p.n_in = x->n_ff;
-    p.shift = 6;
+    p.shift = k_prefill_groups_shift(x, a->rows.max_rows,
+                                     k_prefill_most_shift(x->down, k_cuda_of(s->device)));
     p.groups = k_prefill_groups_of(x, a->groups, a->order, a->n_selected, a->selected);
     launch_format(x->down, p, columns_of(x->n_embd),
                   k_prefill_groups_bound(x, a->rows.max_rows, 1u << p.shift), s);

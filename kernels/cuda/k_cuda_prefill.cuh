@@ -12,7 +12,8 @@
 extern "C" {
 /* ERR_UNSUPPORTED if one of the matrices is not arranged. */
 enum err_code k_cuda_matmul_prefill(const struct k_matmul *a, struct k_stream *s);
-/* ERR_UNSUPPORTED if gate and up differ in format or one is not arranged. */
+/* h alone; its quantised forms are the caller's. ERR_UNSUPPORTED if gate and up differ in format or
+ * are not arranged. */
 enum err_code k_cuda_moe_gate_up_prefill(const struct k_moe_gate_up *a, struct k_stream *s);
 /* ERR_UNSUPPORTED if down is not arranged. */
 enum err_code k_cuda_moe_down_prefill(const struct k_moe_down *a, struct k_stream *s);

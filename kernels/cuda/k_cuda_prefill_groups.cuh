@@ -39,6 +39,13 @@ static inline uint32_t k_prefill_groups_bound(const struct k_experts *x, uint32_
     return pairs / rows + groups;
 }
 
+/* Pairs a block takes, as a power of 2: `most`, or 32 where an expert has no more on average. */
+static inline uint32_t k_prefill_groups_shift(const struct k_experts *x, uint32_t max_rows,
+                                              uint32_t most)
+{
+    return (uint64_t)max_rows * x->n_used > (uint64_t)32 * x->n_expert ? most : 5;
+}
+
 struct k_prefill_piece {
     uint32_t expert, first, count; /* pairs order[first .. first + count) */
 };

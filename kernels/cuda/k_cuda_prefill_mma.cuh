@@ -1,9 +1,9 @@
-/* The few PTX instructions of the prefill kernels: exact integer products of the tensor cores, their
- * operands from shared memory, asynchronous copies into it. sm_80 and later.
+/* The few PTX instructions of the prefill kernels: exact integer products of the tensor cores,
+ * their operands from shared memory, asynchronous copies into it. sm_80 and later.
  *
- * Fragments (lane = 4 * g + t): A holds rows g and g + 8, bytes 4t.. of each 16 along k:
- * a[0] row g, a[1] row g + 8, a[2], a[3] the same rows 16 further; B holds column g, b[0] bytes 4t..,
- * b[1] 16 further; C and D hold rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1. */
+ * Fragments (lane = 4 * g + t): A holds rows g and g + 8, bytes 4t.. of each 16 along k: a[0] row
+ * g, a[1] row g + 8, a[2], a[3] the same rows 16 further; B holds column g, b[0] bytes 4t.., b[1]
+ * 16 further; C and D hold rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1. */
 #ifndef ISLET_K_CUDA_PREFILL_MMA_CUH
 #define ISLET_K_CUDA_PREFILL_MMA_CUH
 
@@ -52,10 +52,16 @@ static __device__ __forceinline__ void k_prefill_copy4(void *shared, const void 
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
 }
 
-/* Waits for this thread's copies; others see them after a barrier. */
+/* Closes the copies begun so far; at once, since a late mark makes the wait for it long. */
+static __device__ __forceinline__ void k_prefill_copy_mark(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for this thread's marked copies; others see them after a barrier. */
 static __device__ __forceinline__ void k_prefill_copy_wait(void)
 {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
 /* What this thread wrote to shared memory is also for wgmma to read; before the barrier. */
@@ -72,12 +78,6 @@ static __device__ __forceinline__ float k_prefill_half(uint32_t bits)
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((uint16_t)bits));
     return x;
-}
-
-/* Bytes 0 and 2 of x, then of y. */
-static __device__ __forceinline__ uint32_t k_prefill_even_bytes(uint32_t x, uint32_t y)
-{
-    return __byte_perm(x, y, 0x6420);
 }
 
 #endif

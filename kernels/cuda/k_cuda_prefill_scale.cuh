@@ -1,9 +1,10 @@
 /* Super-blocks of Q4_K, Q5_K, Q6_K by mma.sync: one sub-block an instruction, then one integer
- * multiply-add by the sub-block's scale per value; one conversion per super-block (B5). The minima are
- * two mma16 more: the sums of 32 go in as `sum & 63` and `sum >> 6`, M = L + 64 * H. */
+ * multiply-add by the sub-block's scale per value; one conversion per super-block (B5). The minima
+ * are two mma16 more: the sums of 32 go in as `sum & 63` and `sum >> 6`, M = L + 64 * H. */
 #ifndef ISLET_K_CUDA_PREFILL_SCALE_CUH
 #define ISLET_K_CUDA_PREFILL_SCALE_CUH
 
+#include "k_cuda_prefill_digits.h"
 #include "k_cuda_prefill_tile.cuh"
 
 /* What the thread that fetched a row's 8 sums makes of them: nothing. */
@@ -85,8 +86,7 @@ static __device__ __forceinline__ uint32_t k_prefill_min_digits(const uint8_t *s
 {
     const uint32_t g = lane / 4, t = lane % 4;
     const uint2 four = *(const uint2 *)(const void *)(sums + 16 * g + 8 * (t & 1));
-    const uint32_t shift = t < 2 ? 0 : 6, mask = t < 2 ? 0x003f003fu : 0x00ff00ffu;
-    return k_prefill_even_bytes(four.x >> shift & mask, four.y >> shift & mask);
+    return t < 2 ? k_prefill_sum_digit(four.x, four.y, 0) : k_prefill_sum_digit(four.x, four.y, 1);
 }
 
 /* dmin * f32(M) of the four values, M = L + 64 * H, as the products in k_prefill_blocks. */
@@ -106,8 +106,8 @@ static __device__ __forceinline__ void k_prefill_min_product(float (&product)[4]
     }
 }
 
-/* One super-block of a format of 256; `tiles`: the warp's two, one behind the other. `between` is called
- * once. */
+/* One super-block of a format of 256; `tiles`: the warp's two, one behind the other. `between` is
+ * called once. */
 template <enum k_format F, int NT, class Between>
 static __device__ __forceinline__ void k_prefill_super(float (&acc)[K_PREFILL_TILES][NT][4],
                                                        const uint8_t *tiles,
@@ -150,7 +150,7 @@ static __device__ __forceinline__ void k_prefill_super(float (&acc)[K_PREFILL_TI
     }
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        const float2 dx = k_prefill_dx(x, 0, n, lane);
+        const float2 dx = k_prefill_dx<1>(x, 0, n, lane);
         const uint32_t b =
             k_prefill_has_min(F) ? k_prefill_min_digits(x.sums + 16 * 8 * n, lane) : 0;
         for (int m = 0; m < K_PREFILL_TILES; m++) {

@@ -1,13 +1,13 @@
-/* What the prefill kernels' ways of multiplying share. A warp takes 2 tiles of 16 outputs (k_cuda_tile.h)
- * and 8 * NT activation rows through the inputs, 256 at a time, all in shared memory, onto float sums in
- * registers (A5, A6).
+/* What the prefill kernels' ways of multiplying share. A warp takes 2 tiles of 16 outputs
+ * (k_cuda_tile.h) and 8 * NT activation rows through the inputs, 256 at a time, all in shared
+ * memory, onto float sums in registers (A5, A6).
  *
- * Q8_0, Q4_0 are multiplied here: blocks of 32 have float scales, so each block's sum D goes straight
- * into two fma. D starts at the bits of 1.5 * 2^23, which makes it that float plus D, without a
- * conversion. Products by such a float are exact until their one rounding:
- * fma(d, 1.5 * 2^23 + D, -d * 1.5 * 2^23) rounds d * D once, since d has 11 bits. (The sign of a zero t
- * may differ from A5's; it cannot reach the sum, which starts at +0 and is never -0: a nonzero dx * t is
- * at least 2^-131.)
+ * Q8_0, Q4_0 are multiplied here: blocks of 32 have float scales, so each block's sum D goes
+ * straight into two fma. D starts at the bits of 1.5 * 2^23, which makes it that float plus D,
+ * without a conversion. Products by such a float are exact until their one rounding: fma(d, 1.5 *
+ * 2^23 + D, -d * 1.5 * 2^23) rounds d * D once, since d has 11 bits. (The sign of a zero t may
+ * differ from A5's; it cannot reach the sum, which starts at +0 and is never -0: a nonzero dx * t
+ * is at least 2^-131.)
  *
  * Some weights are carried as a multiple, taken back by their exact scale d / multiple: 4 for Q6_K
  * (abs(S) < 2^29.99), 16 for Q4_0. */
@@ -19,17 +19,17 @@
 #include "kernels.h"
 
 enum {
-    K_PREFILL_TILES = 2,          /* of a warp */
-    K_PREFILL_ROWS = 64,          /* of a block, at most */
-    K_PREFILL_MAGIC = 0x4b400000, /* bits of 1.5 * 2^23 */
-    K_PREFILL_PANEL_BYTES = 128 * K_PREFILL_ROWS,
-    K_PREFILL_EIGHT_BYTES = 128 * 8 /* from 8 rows to the next 8 */
+    K_PREFILL_TILES = 2,                              /* of a warp */
+    K_PREFILL_MAGIC = 0x4b400000,                     /* bits of 1.5 * 2^23 */
+    K_PREFILL_PANEL_BYTES = 128 * 8,                  /* of 8 rows' 128 inputs */
+    K_PREFILL_EIGHT_BYTES = 2 * K_PREFILL_PANEL_BYTES /* from 8 rows to the next 8 */
 };
 #define K_PREFILL_MAGIC_FLOAT 12582912.0f
 
-/* A super-block's activations in shared memory. q: two panels of 128 inputs, in a panel 128 bytes a row,
- * 16-byte piece c of the row at place c ^ (row % 8), so that 8 rows' same piece lies in all banks (and as
- * wgmma's 128-byte swizzle wants it). dx: [blocks][K_PREFILL_ROWS]. sums: 16 bytes a row. */
+/* A super-block's activations in shared memory, 8 rows after 8. q: two panels of 128 inputs, in a
+ * panel 128 bytes a row, 16-byte piece c of the row at place c ^ (row % 8), so that 8 rows' same
+ * piece lies in all banks (and as wgmma's 128-byte swizzle wants it). dx: [blocks][8 rows]. sums:
+ * 16 bytes a row. */
 struct k_prefill_acts {
     const uint8_t *q;
     const float *dx;
@@ -39,7 +39,8 @@ struct k_prefill_acts {
 /* Where piece `piece` (of 16) of a row of q lies. */
 static __device__ __forceinline__ uint32_t k_prefill_place(uint32_t row, uint32_t piece)
 {
-    return piece / 8 * K_PREFILL_PANEL_BYTES + row * 128 + ((piece % 8) ^ (row % 8)) * 16;
+    return row / 8 * K_PREFILL_EIGHT_BYTES + piece / 8 * K_PREFILL_PANEL_BYTES + row % 8 * 128 +
+           ((piece % 8) ^ (row % 8)) * 16;
 }
 
 /* Operands B of 16 rows for inputs 32 j..: r[0], r[1] of the first 8, r[2], r[3] of the others. */
@@ -184,11 +185,12 @@ static __device__ __forceinline__ void k_prefill_fold(float (&acc)[4], const int
     }
 }
 
-/* dx of this lane's two of 8 rows. */
+/* dx of this lane's two of rows 8n.., block `block` of BLOCKS. */
+template <int BLOCKS>
 static __device__ __forceinline__ float2 k_prefill_dx(const struct k_prefill_acts &x, int block,
                                                       int n, uint32_t lane)
 {
-    return *(const float2 *)(const void *)(x.dx + block * K_PREFILL_ROWS + 8 * n + 2 * (lane % 4));
+    return *(const float2 *)(const void *)(x.dx + 8 * (BLOCKS * n + block) + 2 * (lane % 4));
 }
 
 /* Eight blocks of 32; `tiles`: the warp's two, one behind the other. */
@@ -224,7 +226,7 @@ static __device__ __forceinline__ void k_prefill_blocks(float (&acc)[K_PREFILL_T
             for (int n = 0; n < NT; n++) {
                 if (n % 2 == 0)
                     k_prefill_columns(b, x.q + n * K_PREFILL_EIGHT_BYTES, j, lane);
-                const float2 dx = k_prefill_dx(x, j, n, lane);
+                const float2 dx = k_prefill_dx<8>(x, j, n, lane);
                 for (int m = 0; m < K_PREFILL_TILES; m++) {
                     int32_t s[4];
                     k_prefill_mma32(s, a[m][h], b[n % 2 * 2], b[n % 2 * 2 + 1], K_PREFILL_MAGIC);

@@ -23,15 +23,17 @@ static __device__ __forceinline__ void k_cuda_quantise_store(const float (&v)[8]
     int32_t sum = 0;
     if (m < 0x7f800000u && m >= 0x0d800000u) { /* finite, not below 2^-100 */
         const float largest = k_float_of_bits(m), inv = k_float_div(127.0f, largest);
-        uint32_t byte[K_CUDA_QUANTISE_VALUES];
+        uint32_t integer[K_CUDA_QUANTISE_VALUES];
 #pragma unroll
         for (int i = 0; i < K_CUDA_QUANTISE_VALUES; i++) {
-            const int32_t integer = k_float_rint(k_float_mul(v[i], inv));
-            sum += integer;
-            byte[i] = (uint32_t)integer & 255u;
+            const int32_t rounded = k_float_rint(k_float_mul(v[i], inv));
+            sum += rounded;
+            integer[i] = (uint32_t)rounded;
         }
-        q.x = byte[0] | byte[1] << 8 | byte[2] << 16 | byte[3] << 24;
-        q.y = byte[4] | byte[5] << 8 | byte[6] << 16 | byte[7] << 24;
+        q.x = __byte_perm(__byte_perm(integer[0], integer[1], 0x0040),
+                          __byte_perm(integer[2], integer[3], 0x0040), 0x5410);
+        q.y = __byte_perm(__byte_perm(integer[4], integer[5], 0x0040),
+                          __byte_perm(integer[6], integer[7], 0x0040), 0x5410);
         dx = k_float_div(largest, 127.0f);
     }
     sum += __shfl_xor_sync(K_CUDA_WARP_ALL, sum, 1);

@@ -115,7 +115,7 @@ static __device__ __forceinline__ void router_choose(const struct router_args &a
             const uint32_t winner = router_take(keys, a.n_expert, &key, &id);
             mine = r == lane ? winner : mine;
         }
-        const float w = k_float_div(k_float_exp32(k_float_sub(logits[mine], m)), sum);
+        const float w = k_float_div(k_cuda_warp_exp(k_float_sub(logits[mine], m)), sum);
         for (uint32_t r = 0; r < count; r++) {
             const float next = __shfl_sync(K_CUDA_WARP_ALL, w, r);
             chosen = first + r == 0 ? next : k_float_add(chosen, next);
@@ -172,7 +172,8 @@ static __device__ __forceinline__ void router_row(const struct router_args &a, u
 #pragma unroll
     for (uint32_t k = 0; k < count; k++)
         if (lane + 32 * k < a.n_expert)
-            sum = k_float_add(sum, k_float_exp32(k_float_sub(k_cuda_warp_of_key(keys.get(k)), m)));
+            sum =
+                k_float_add(sum, k_cuda_warp_exp(k_float_sub(k_cuda_warp_of_key(keys.get(k)), m)));
     router_choose(a, keys, logits, m, k_cuda_warp_tree(sum), ids, weights);
 }
 
@@ -189,7 +190,7 @@ static __global__ void router_many(const struct router_args a)
     router_row<0>(a, blockIdx.x, keys);
 }
 
-extern "C" enum err_code k_cuda_router(const struct k_router *a, struct k_stream *s)
+static struct router_args router_args_of(const struct k_router *a)
 {
     struct router_args args;
     args.rows = k_cuda_rows_of(&a->rows);
@@ -200,6 +201,12 @@ extern "C" enum err_code k_cuda_router(const struct k_router *a, struct k_stream
     args.n_used = a->n_used;
     args.scale = a->scale;
     args.normalise = a->normalise;
+    return args;
+}
+
+extern "C" enum err_code k_cuda_router(const struct k_router *a, struct k_stream *s)
+{
+    const struct router_args args = router_args_of(a);
     const uint32_t blocks = (a->rows.max_rows + ROUTER_WARPS - 1) / ROUTER_WARPS;
     if (a->n_expert <= 128)
         K_CUDA_LAUNCH(s, router_few<4>, blocks, 32 * ROUTER_WARPS, 0, args);
@@ -220,7 +227,7 @@ struct grouping_args {
 };
 
 /* A thread a pair. What comes before a pair: pairs of lower experts, and earlier ones of its own. */
-static __global__ void __launch_bounds__(FEW_PAIRS) grouping_few(const struct grouping_args a)
+static __device__ __forceinline__ void grouping_pairs(const struct grouping_args &a)
 {
     __shared__ uint32_t ids[FEW_PAIRS];
     __shared__ bool leads[FEW_PAIRS]; /* the first pair of its expert */
@@ -253,6 +260,11 @@ static __global__ void __launch_bounds__(FEW_PAIRS) grouping_few(const struct gr
     a.groups[group].expert = id;
     a.groups[group].first = lower;
     a.groups[group].count = count;
+}
+
+static __global__ void __launch_bounds__(FEW_PAIRS) grouping_few(const struct grouping_args a)
+{
+    grouping_pairs(a);
 }
 
 /* Experts of pairs p .. p + 3; UINT32_MAX: there is no such pair. */
@@ -335,7 +347,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) grouping_many(const struc
     grouping_place(a, expert, n_pairs, first);
 }
 
-extern "C" enum err_code k_cuda_grouping(const struct k_grouping *a, struct k_stream *s)
+static struct grouping_args grouping_args_of(const struct k_grouping *a)
 {
     struct grouping_args args;
     args.n_rows = (const uint32_t *)k_cuda_at(a->rows.n_rows);
@@ -345,11 +357,50 @@ extern "C" enum err_code k_cuda_grouping(const struct k_grouping *a, struct k_st
     args.groups = (struct k_group *)k_cuda_at(a->groups);
     args.n_expert = a->n_expert;
     args.n_used = a->n_used;
+    return args;
+}
+
+extern "C" enum err_code k_cuda_grouping(const struct k_grouping *a, struct k_stream *s)
+{
+    const struct grouping_args args = grouping_args_of(a);
     const uint64_t pairs = (uint64_t)a->rows.max_rows * a->n_used;
     if (pairs <= FEW_PAIRS)
         K_CUDA_LAUNCH(s, grouping_few, 1, (uint32_t)(pairs + 31) / 32 * 32, 0, args);
     else
         K_CUDA_LAUNCH(s, grouping_many, (a->n_expert + SORT_EXPERTS - 1) / SORT_EXPERTS,
                       SORT_THREADS, 0, args);
+    return ERR_OK;
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+/* Few rows: a warp a row, then a thread a pair. */
+template <int VALUES>
+static __global__ void __launch_bounds__(FEW_PAIRS)
+    route_few(const struct router_args a, const struct grouping_args g)
+{
+    k_cuda_await();
+    k_cuda_release();
+    for (uint32_t row = threadIdx.x / 32; row < a.rows.max_rows; row += blockDim.x / 32)
+        router_row<VALUES>(a, row, NULL);
+    __syncthreads();
+    grouping_pairs(g);
+}
+
+extern "C" enum err_code k_cuda_route(const struct k_router *a, const struct k_grouping *g,
+                                      struct k_stream *s)
+{
+    const struct router_args router = router_args_of(a);
+    const uint32_t warps = a->rows.max_rows;
+    const uint64_t pairs = (uint64_t)a->rows.max_rows * a->n_used;
+    if (warps > FEW_PAIRS / 32 || pairs > FEW_PAIRS || a->n_expert > 512) {
+        const enum err_code code = k_cuda_router(a, s);
+        return code == ERR_OK ? k_cuda_grouping(g, s) : code;
+    }
+    const uint32_t threads = (uint32_t)(pairs > 32 * warps ? (pairs + 31) / 32 * 32 : 32 * warps);
+    if (a->n_expert <= 128)
+        K_CUDA_LAUNCH_AHEAD(s, route_few<4>, 1, threads, 0, router, grouping_args_of(g));
+    else
+        K_CUDA_LAUNCH_AHEAD(s, route_few<16>, 1, threads, 0, router, grouping_args_of(g));
     return ERR_OK;
 }

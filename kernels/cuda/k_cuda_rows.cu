@@ -4,6 +4,7 @@
  * asks for a row's values and for the row count at once, computes, and leaves the stores out where
  * the row does not exist: the memory of max_rows rows is always there. */
 #include "k_cuda.cuh"
+#include "k_cuda_quantise.cuh"
 #include "k_cuda_warp.cuh"
 
 enum {
@@ -151,55 +152,6 @@ extern "C" enum err_code k_cuda_norm(const struct k_norm *a, struct k_stream *s)
 
 /* ---- quantiser (A4) -------------------------------------------------------------------------- */
 
-struct quantised { /* of eight values */
-    uint2 q;
-    float dx;
-    int32_t sum;
-    bool fault;
-};
-
-/* m: largest magnitude of their block, as bits. */
-static __device__ __forceinline__ struct quantised quantise_eight(const float v[VALUES], uint32_t m)
-{
-    struct quantised r = {make_uint2(0, 0), 0.0f, 0, m >= 0x7f800000u};
-    if (r.fault || m < 0x0d800000u) /* below 2^-100 */
-        return r;
-    const float largest = k_float_of_bits(m), inv = k_float_div(127.0f, largest);
-    int32_t q[VALUES];
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        q[i] = k_float_rint(k_float_mul(v[i], inv));
-        r.sum += q[i];
-    }
-    r.q.x = __byte_perm(__byte_perm((uint32_t)q[0], (uint32_t)q[1], 0x0040),
-                        __byte_perm((uint32_t)q[2], (uint32_t)q[3], 0x0040), 0x5410);
-    r.q.y = __byte_perm(__byte_perm((uint32_t)q[4], (uint32_t)q[5], 0x0040),
-                        __byte_perm((uint32_t)q[6], (uint32_t)q[7], 0x0040), 0x5410);
-    r.dx = k_float_div(largest, 127.0f);
-    return r;
-}
-
-/* Stores the lane's eight of a row; the lanes of a block of 32 are four. block: which 256 of the
- * row. */
-template <enum k_form FORM>
-static __device__ __forceinline__ void quantise_store(const struct quantised &r, uint8_t *row,
-                                                      uint32_t n, uint32_t block, bool present)
-{
-    const uint32_t lane = threadIdx.x % 32, part = block * 8 + lane / 4;
-    int32_t sum = r.sum;
-    sum += __shfl_xor_sync(K_CUDA_WARP_ALL, sum, 1);
-    sum += __shfl_xor_sync(K_CUDA_WARP_ALL, sum, 2);
-    if (!present)
-        return;
-    *(uint2 *)(void *)(k_cuda_act_q(row) + (size_t)block * 256 + lane * 8) = r.q;
-    if (lane % 4 == 0)
-        k_cuda_act_sum(FORM, row, n)[part] = (int16_t)sum;
-    if (FORM == K_FORM_Q32 && lane % 4 == 0)
-        k_cuda_act_dx(row, n)[part] = r.dx;
-    if (FORM == K_FORM_Q256 && lane == 0)
-        k_cuda_act_dx(row, n)[block] = r.dx;
-}
-
 /* A warp takes 256 values of a row, a lane eight of them, and makes each form that is asked for. */
 static __global__ void quantise_rows(const struct k_cuda_rows rows, const float *x, uint8_t *q32,
                                      uint8_t *q256, uint32_t n)
@@ -217,23 +169,10 @@ static __global__ void quantise_rows(const struct k_cuda_rows rows, const float 
         v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
     }
     const bool present = row < *rows.n_rows && first < n;
-    uint32_t m = 0;
-#pragma unroll
-    for (int i = 0; i < VALUES; i++)
-        m = max(m, k_float_bits(v[i]) & 0x7fffffffu);
-    if (q32 != NULL) {
-        uint32_t m32 = max(m, __shfl_xor_sync(K_CUDA_WARP_ALL, m, 1));
-        m32 = max(m32, __shfl_xor_sync(K_CUDA_WARP_ALL, m32, 2));
-        const struct quantised r = quantise_eight(v, m32);
-        quantise_store<K_FORM_Q32>(r, q32 + row * k_cuda_act_stride(K_FORM_Q32, n), n, block,
-                                   present);
-    }
-    if (q256 != NULL) {
-        const struct quantised r = quantise_eight(v, __reduce_max_sync(K_CUDA_WARP_ALL, m));
-        quantise_store<K_FORM_Q256>(r, q256 + row * k_cuda_act_stride(K_FORM_Q256, n), n, block,
-                                    present);
-    }
-    if (present && m >= 0x7f800000u)
+    const bool finite = k_cuda_quantise_block(
+        v, q32 == NULL ? NULL : q32 + row * k_cuda_act_stride(K_FORM_Q32, n),
+        q256 == NULL ? NULL : q256 + row * k_cuda_act_stride(K_FORM_Q256, n), n, block, present);
+    if (present && !finite)
         rows.faults[row] = 1;
 }
 

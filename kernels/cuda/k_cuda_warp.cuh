@@ -64,6 +64,23 @@ K_CUDA_WARP_INLINE uint16_t k_cuda_warp_to_f16(float x)
                                            : __half_as_ushort(__float2half_rn(x));
 }
 
+/* A11 without branches: k_float_exp32's, which become two jumps a call. */
+K_CUDA_WARP_INLINE float k_cuda_warp_exp(float x)
+{
+    const float low = x > 88.0f ? 88.0f : x;
+    const float z = k_float_fma(low, 1.44269502f, 12582912.0f);
+    const float n = k_float_sub(z, 12582912.0f);
+    float r = k_float_fma(n, -0.693359375f, low);
+    r = k_float_fma(n, 0.00021219444f, r);
+    float q = k_float_fma(0x1.6a2410p-10f, r, 0x1.1239f8p-7f);
+    q = k_float_fma(q, r, 0x1.5558f2p-5f);
+    q = k_float_fma(q, r, 0x1.555492p-3f);
+    q = k_float_fma(q, r, 0x1.fffffcp-2f);
+    const float y = k_float_add(1.0f, k_float_fma(k_float_mul(r, r), q, r));
+    const uint32_t shift = (k_float_bits(z) - 0x4b400000u) << 23;
+    return x >= -87.0f ? k_float_of_bits(k_float_bits(y) + shift) : 0.0f;
+}
+
 /* f32(i) for |i| < 2^22, without the slow conversion unit. */
 K_CUDA_WARP_INLINE float k_cuda_warp_of_int(int32_t i)
 {
