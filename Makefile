@@ -92,7 +92,7 @@ UNITS  := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c)
 MODELS := $(patsubst tests/model/%.c,$(B)/tests/%,$(wildcard tests/model/model_*.c))
 E2ES   := $(patsubst tests/e2e/%.c,$(B)/tests/%,$(wildcard tests/e2e/e2e_*.c))
 TOOLS  := $(patsubst tests/models/%.c,$(B)/bin/%,$(wildcard tests/models/*.c)) $(B)/bin/cachesim
-BENCHES := $(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c))
+BENCHES := $(filter-out $(B)/bin/bench_cuda_%,$(patsubst tests/bench/%.c,$(B)/bin/%,$(wildcard tests/bench/bench_*.c)))
 REPLAYS := $(patsubst tests/fuzz/%.c,$(B)/tests/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
 CUDA_SO  := $(B)/lib/islet-cuda.so
 FAKES    := $(patsubst tests/fake/fake_%.c,$(B)/tests/fake-%.so,$(wildcard tests/fake/*.c))
@@ -208,7 +208,7 @@ $(B)/tests/replay_%: $(O)/tests/fuzz/%.o $(O)/tests/support/fuzz_main.o $(AR_our
 	$(call link,$(LIBS_tests))
 $(B)/tests/bits: $(call obj,$(wildcard tests/kernels/*.c)) $(AR_kernels) $(AR_base)
 	$(call link,$(LIBS_kernels))
-$(B)/bin/bench_cuda: $(O)/tests/bench/bench_cuda.o $(AR_kernels) $(AR_base)
+$(B)/bin/bench_cuda: $(call obj,$(wildcard tests/bench/bench_cuda*.c)) $(AR_kernels) $(AR_base)
 	$(call link,$(LIBS_kernels))
 $(B)/bin/bench_%: $(O)/tests/bench/bench_%.o $(AR_ours)
 	$(call link,$(LIBS_tests))
@@ -333,7 +333,7 @@ bench-cuda: $(CUDA_SO) $(B)/bin/bench_cuda ## GB/s and TOPS of the CUDA kernels 
 	@mkdir -p $(B)/bench && $(B)/bin/bench_cuda
 BUNDLE := $(B)/islet-cuda-bundle.tar.gz
 bundle: ## one file for a bare GPU machine: tar -xzf it there, then tests/device.sh
-	@mkdir -p $(B); git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda.c tests/device.sh | \
+	@mkdir -p $(B); git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda*.[ch] tests/device.sh | \
 	    tar -czf $(BUNDLE) --transform 's,^,islet/,' -T - && echo "$(BUNDLE): $$(du -h $(BUNDLE) | cut -f1); there: tar -xzf islet-cuda-bundle.tar.gz && islet/tests/device.sh"
 bench-gateway: $(B)/bin/bench_gateway all ## what the gateway adds: latency, CPU a token, memory
 	@mkdir -p $(B)/bench && $<
