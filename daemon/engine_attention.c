@@ -1,19 +1,21 @@
 #include "engine_attention.h"
 
-static enum err_code project(struct engine_forward *f, const struct model_layer *l)
+#include "engine_fused.h"
+
+/* The sum of the layer before, norm, and q, k and v. */
+static enum err_code project(struct engine_forward *f, uint32_t layer, const struct model_layer *l)
 {
     const struct model_shape *shape = &f->model->shape;
-    enum err_code code = f->ops->norm(&(struct k_norm){.rows = f->rows,
-                                                       .x = f->x,
-                                                       .y = f->norm_act.f32,
-                                                       .weight = l->attn_norm,
-                                                       .n = shape->n_embd,
-                                                       .groups = 1,
-                                                       .eps = shape->rms_eps},
-                                      f->stream);
-    if (code == ERR_OK)
-        code =
-            f->ops->quantise(&(struct k_quantise){.rows = f->rows, .act = f->norm_act}, f->stream);
+    const struct k_span none = {.buffer = NULL};
+    enum err_code code =
+        engine_fused_enter(f, &(struct k_enter){.rows = f->rows,
+                                                .x = f->x,
+                                                .out = layer > 0 ? f->expert_out : none,
+                                                .weights = layer > 0 ? f->weights : none,
+                                                .norm = l->attn_norm,
+                                                .act = f->norm_act,
+                                                .n_used = shape->n_expert_used,
+                                                .eps = shape->rms_eps});
     if (code == ERR_OK)
         code = f->ops->matmul(&(struct k_matmul){.rows = f->rows,
                                                  .act = f->norm_act,
@@ -24,50 +26,20 @@ static enum err_code project(struct engine_forward *f, const struct model_layer 
     return code;
 }
 
-/* Norm of each head, where the model has it, and rope, in place. */
-static enum err_code turn(struct engine_forward *f, struct k_span x, struct k_span weight,
-                          uint32_t heads)
-{
-    const struct model_shape *shape = &f->model->shape;
-    enum err_code code = ERR_OK;
-    if (weight.buffer != NULL)
-        code = f->ops->norm(&(struct k_norm){.rows = f->rows,
-                                             .x = x,
-                                             .y = x,
-                                             .weight = weight,
-                                             .n = shape->head_dim,
-                                             .groups = heads,
-                                             .eps = shape->rms_eps},
-                            f->stream);
-    if (code == ERR_OK)
-        code = f->ops->rope(&(struct k_rope){.rows = f->rows,
-                                             .x = x,
-                                             .table = f->rope,
-                                             .heads = heads,
-                                             .head_dim = shape->head_dim,
-                                             .rope_dim = shape->rope_dim},
-                            f->stream);
-    return code;
-}
-
 static enum err_code attend(struct engine_forward *f, const struct k_kv *kv)
 {
-    const struct model_shape *shape = &f->model->shape;
-    enum err_code code = f->ops->kv_write(
-        &(struct k_kv_write){.rows = f->rows, .k = f->k, .v = f->v, .kv = *kv}, f->stream);
-    if (code == ERR_OK)
-        code = f->ops->attention(&(struct k_attention){.rows = f->rows,
-                                                       .q = f->q,
-                                                       .y = f->heads_act.f32,
-                                                       .scratch = f->scratch,
-                                                       .kv = *kv,
-                                                       .n_head = shape->n_head,
-                                                       .scale = shape->attention_scale},
-                                 f->stream);
-    if (code == ERR_OK)
-        code =
-            f->ops->quantise(&(struct k_quantise){.rows = f->rows, .act = f->heads_act}, f->stream);
-    return code;
+    const enum err_code code =
+        f->ops->attention(&(struct k_attention){.rows = f->rows,
+                                                .q = f->q,
+                                                .y = f->heads_act.f32,
+                                                .scratch = f->scratch,
+                                                .kv = *kv,
+                                                .n_head = f->model->shape.n_head,
+                                                .scale = f->model->shape.attention_scale},
+                          f->stream);
+    if (code != ERR_OK)
+        return code;
+    return f->ops->quantise(&(struct k_quantise){.rows = f->rows, .act = f->heads_act}, f->stream);
 }
 
 enum err_code engine_attention_run(struct engine_forward *f, uint32_t layer)
@@ -76,12 +48,20 @@ enum err_code engine_attention_run(struct engine_forward *f, uint32_t layer)
     const struct model_layer *l = &f->model->layers[layer];
     struct k_kv kv = f->kv;
     kv.layer_offset = layer * f->kv_layer_bytes;
-    enum err_code code = project(f, l);
+    enum err_code code = project(f, layer, l);
     engine_experts_poll(f->experts); /* reads ahead of the layer's experts */
     if (code == ERR_OK)
-        code = turn(f, f->q, l->q_norm, shape->n_head);
-    if (code == ERR_OK)
-        code = turn(f, f->k, l->k_norm, shape->n_head_kv);
+        code = engine_fused_heads(f, &(struct k_heads){.rows = f->rows,
+                                                       .q = f->q,
+                                                       .k = f->k,
+                                                       .v = f->v,
+                                                       .q_norm = l->q_norm,
+                                                       .k_norm = l->k_norm,
+                                                       .table = f->rope,
+                                                       .kv = kv,
+                                                       .n_head = shape->n_head,
+                                                       .rope_dim = shape->rope_dim,
+                                                       .eps = shape->rms_eps});
     if (code == ERR_OK)
         code = attend(f, &kv);
     engine_experts_poll(f->experts);
@@ -92,9 +72,5 @@ enum err_code engine_attention_run(struct engine_forward *f, uint32_t layer)
                                                  .w = {l->attn_output},
                                                  .y = {f->out}},
                               f->stream);
-    if (code == ERR_OK)
-        code = f->ops->add(
-            &(struct k_add){.rows = f->rows, .x = f->x, .y = f->out, .n = shape->n_embd},
-            f->stream);
     return code;
 }

@@ -5,6 +5,7 @@
 
 #include "alloc.h"
 #include "engine_attention.h"
+#include "engine_fused.h"
 #include "engine_moe.h"
 #include "fault.h"
 
@@ -378,17 +379,11 @@ static enum err_code head(struct engine_forward *f)
                                                            .width = shape->n_embd},
                                         f->stream);
     if (code == ERR_OK)
-        code = f->ops->norm(&(struct k_norm){.rows = f->logit_rows,
-                                             .x = f->gathered,
-                                             .y = f->head_act.f32,
-                                             .weight = f->model->output_norm,
-                                             .n = shape->n_embd,
-                                             .groups = 1,
-                                             .eps = shape->rms_eps},
-                            f->stream);
-    if (code == ERR_OK)
-        code = f->ops->quantise(&(struct k_quantise){.rows = f->logit_rows, .act = f->head_act},
-                                f->stream);
+        code = engine_fused_enter(f, &(struct k_enter){.rows = f->logit_rows,
+                                                       .x = f->gathered,
+                                                       .norm = f->model->output_norm,
+                                                       .act = f->head_act,
+                                                       .eps = shape->rms_eps});
     if (code == ERR_OK)
         code = f->ops->matmul(&(struct k_matmul){.rows = f->logit_rows,
                                                  .act = f->head_act,
@@ -415,12 +410,12 @@ enum err_code engine_forward_wait(struct engine_forward *f)
 
 enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
 {
-    enum err_code code;
+    enum err_code code = ERR_OK;
     if (layer == 0)
         code = f->ops->embed(
             &(struct k_embed){.rows = f->rows, .table = f->model->token_embd, .x = f->x},
             f->stream);
-    else
+    else if (layer == f->model->shape.n_layer) /* before, attention takes the sum along */
         code = engine_moe_sum(f);
     if (code == ERR_OK && layer < f->model->shape.n_layer)
         code = engine_attention_run(f, layer);

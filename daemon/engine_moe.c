@@ -2,22 +2,20 @@
 
 #include <string.h>
 
+#include "engine_fused.h"
+
+/* The attention's part of the residual, norm, and which experts the rows use. */
 enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
 {
     const struct model_shape *shape = &f->model->shape;
     const struct model_layer *l = &f->model->layers[layer];
     const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
-    enum err_code code = f->ops->norm(&(struct k_norm){.rows = f->rows,
-                                                       .x = f->x,
-                                                       .y = f->norm_act.f32,
-                                                       .weight = l->ffn_norm,
-                                                       .n = shape->n_embd,
-                                                       .groups = 1,
-                                                       .eps = shape->rms_eps},
-                                      f->stream);
-    if (code == ERR_OK)
-        code =
-            f->ops->quantise(&(struct k_quantise){.rows = f->rows, .act = f->norm_act}, f->stream);
+    enum err_code code = engine_fused_enter(f, &(struct k_enter){.rows = f->rows,
+                                                                 .x = f->x,
+                                                                 .out = f->out,
+                                                                 .norm = l->ffn_norm,
+                                                                 .act = f->norm_act,
+                                                                 .eps = shape->rms_eps});
     if (code == ERR_OK)
         code = f->ops->matmul(&(struct k_matmul){.rows = f->rows,
                                                  .act = f->norm_act,
@@ -25,8 +23,10 @@ enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
                                                  .w = {l->router},
                                                  .y = {f->router}},
                               f->stream);
-    if (code == ERR_OK)
-        code = f->ops->router(&(struct k_router){.rows = f->rows,
+    if (code != ERR_OK)
+        return code;
+    return engine_fused_route(f,
+                              &(struct k_router){.rows = f->rows,
                                                  .logits = f->router,
                                                  .ids = ids,
                                                  .weights = f->weights,
@@ -34,17 +34,13 @@ enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
                                                  .n_used = shape->n_expert_used,
                                                  .normalise = shape->router_normalise,
                                                  .scale = shape->router_scale},
-                              f->stream);
-    if (code == ERR_OK)
-        code = f->ops->grouping(&(struct k_grouping){.rows = f->rows,
-                                                     .ids = ids,
-                                                     .n_groups = f->n_groups,
-                                                     .groups = f->groups,
-                                                     .order = f->order,
-                                                     .n_expert = shape->n_expert,
-                                                     .n_used = shape->n_expert_used},
-                                f->stream);
-    return code;
+                              &(struct k_grouping){.rows = f->rows,
+                                                   .ids = ids,
+                                                   .n_groups = f->n_groups,
+                                                   .groups = f->groups,
+                                                   .order = f->order,
+                                                   .n_expert = shape->n_expert,
+                                                   .n_used = shape->n_expert_used});
 }
 
 /* Computes the selected groups with the experts of `where`. */

@@ -1,0 +1,267 @@
+/* Operations that are several in one, against the same device's operations one after the other,
+ * which the other cases compare with the reference. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bits.h"
+
+enum {
+    SETS = 2, /* apart, and as one */
+    MOST = 40
+};
+
+struct spans {
+    struct bits_side *side;
+    uint32_t n;
+    struct k_span span[MOST];
+    size_t bytes[MOST];
+};
+
+static struct k_span put(struct spans *p, const void *bytes, size_t n)
+{
+    p->bytes[p->n] = n;
+    return p->span[p->n++] = bits_span(p->side, bytes, n);
+}
+
+static bool drop(struct spans *p)
+{
+    bool ok = true;
+    while (p->n > 0) {
+        p->n--;
+        ok &= bits_drop(p->side, p->span[p->n], p->bytes[p->n]);
+    }
+    return ok;
+}
+
+static float *random_floats(struct bits_random *r, enum bits_kind kind, size_t n)
+{
+    float *x = calloc(n, sizeof(*x));
+    if (x == NULL)
+        abort();
+    bits_fill(r, kind, x, n);
+    return x;
+}
+
+static bool same(struct bits_run *run, const char *what, const struct k_span *a, size_t bytes)
+{
+    return bits_equal(run, what, bits_host(&run->tried, a[0]), bits_host(&run->tried, a[1]),
+                      bytes / sizeof(float));
+}
+
+/* ---- enter ---- */
+
+struct enter_case {
+    uint32_t n, n_rows, room, n_used, summed; /* 0: nothing, 1: out as it is, 2: by weights */
+    bool q32, q256;
+    float *x, *out, *weights, *norm;
+};
+
+static bool enter_on(struct bits_side *side, const struct enter_case *c, bool fused,
+                     struct spans *p, struct k_enter *ret)
+{
+    const size_t row = c->n * sizeof(float);
+    struct k_enter a = {.n_used = c->n_used, .eps = 1e-6f, .act = {.n = c->n}};
+    a.rows.max_rows = c->room;
+    a.rows.n_rows = put(p, &c->n_rows, sizeof(c->n_rows));
+    a.rows.faults = put(p, NULL, c->room * sizeof(uint32_t));
+    a.x = put(p, c->x, c->room * row);
+    a.norm = put(p, c->norm, row);
+    if (c->summed > 0)
+        a.out = put(p, c->out, c->room * row * (c->summed == 2 ? c->n_used : 1));
+    if (c->summed == 2)
+        a.weights = put(p, c->weights, (size_t)c->room * c->n_used * sizeof(float));
+    a.act.f32 = put(p, NULL, c->room * row);
+    if (c->q32)
+        a.act.q32 = put(p, NULL, side->ops->act_bytes(K_FORM_Q32, c->n, c->room));
+    if (c->q256)
+        a.act.q256 = put(p, NULL, side->ops->act_bytes(K_FORM_Q256, c->n, c->room));
+    *ret = a;
+    const struct k_ops *ops = side->ops;
+    bool ok = bits_begin(side);
+    if (fused) {
+        ok &= bits_done(side, "enter", ops->enter(&a, side->stream));
+        return bits_end(side) && ok;
+    }
+    if (c->summed == 1)
+        ok &= bits_done(side, "add",
+                        ops->add(&(struct k_add){a.rows, a.x, a.out, c->n}, side->stream));
+    if (c->summed == 2)
+        ok &= bits_done(
+            side, "moe_sum",
+            ops->moe_sum(&(struct k_moe_sum){a.rows, a.weights, a.out, a.x, c->n, c->n_used},
+                         side->stream));
+    ok &= bits_done(
+        side, "norm",
+        ops->norm(&(struct k_norm){a.rows, a.x, a.act.f32, a.norm, c->n, 1, a.eps}, side->stream));
+    ok &= bits_done(side, "quantise",
+                    ops->quantise(&(struct k_quantise){a.rows, a.act}, side->stream));
+    return bits_end(side) && ok;
+}
+
+bool bits_enter(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    struct enter_case c = {.n_rows = bits_some_rows(run, 12), .n_used = bits_between(r, 1, 10)};
+    if (run->tried.ops->enter == NULL)
+        return true;
+    c.room = bits_max_rows(run, c.n_rows);
+    c.n = bits_below(r, 3) ? 256 * bits_between(r, 1, 40) : 32 * bits_between(r, 1, 40);
+    c.summed = bits_below(r, 3);
+    c.q32 = bits_below(r, 2);
+    c.q256 = c.n % 256 == 0 && bits_below(r, 4) > 0;
+    const size_t count = (size_t)c.room * c.n;
+    c.x = random_floats(r, bits_below(r, BITS_KINDS), count);
+    c.out = random_floats(r, bits_below(r, BITS_WIDE), count * c.n_used);
+    c.weights = random_floats(r, BITS_NORMAL, (size_t)c.room * c.n_used);
+    c.norm = random_floats(r, BITS_NORMAL, c.n);
+    if (bits_below(r, 4) == 0)
+        c.x[bits_below(r, c.n_rows * c.n)] = bits_not_finite(r);
+    struct spans p[SETS] = {{.side = &run->tried}, {.side = &run->tried}};
+    struct k_enter a[SETS];
+    bool ok = enter_on(&run->tried, &c, false, &p[0], &a[0]) &&
+              enter_on(&run->tried, &c, true, &p[1], &a[1]);
+    const struct k_span x[SETS] = {a[0].x, a[1].x}, y[SETS] = {a[0].act.f32, a[1].act.f32},
+                        q32[SETS] = {a[0].act.q32, a[1].act.q32},
+                        q256[SETS] = {a[0].act.q256, a[1].act.q256},
+                        faults[SETS] = {a[0].rows.faults, a[1].rows.faults};
+    const struct k_ops *ops = run->tried.ops;
+    ok = ok && same(run, "enter: x", x, count * 4) && same(run, "enter: norm", y, count * 4) &&
+         same(run, "enter: faults", faults, c.room * 4);
+    if (ok && c.q32)
+        ok = same(run, "enter: q32", q32, ops->act_bytes(K_FORM_Q32, c.n, c.room));
+    if (ok && c.q256)
+        ok = same(run, "enter: q256", q256, ops->act_bytes(K_FORM_Q256, c.n, c.room));
+    if (!ok)
+        printf("enter: %u values, %u rows of %u, sum %u of %u\n", c.n, c.n_rows, c.room, c.summed,
+               c.n_used);
+    ok &= drop(&p[0]);
+    ok &= drop(&p[1]);
+    free(c.x);
+    free(c.out);
+    free(c.weights);
+    free(c.norm);
+    return ok;
+}
+
+/* ---- heads ---- */
+
+enum {
+    PAGES = 3, /* of a sequence */
+    SEQUENCES = 4,
+    MOST_ROWS = 16
+};
+
+struct heads_case {
+    struct k_kv kv;
+    uint32_t n_head, n_rows, room, rope_dim, position[MOST_ROWS], sequence[MOST_ROWS];
+    bool normed;
+    float *q, *k, *v, *norm, *table;
+};
+
+static struct k_heads heads_of(const struct heads_case *c, struct spans *p)
+{
+    const uint32_t dim = c->kv.head_dim;
+    const size_t kv_bytes = (size_t)c->room * c->kv.n_head_kv * dim * sizeof(float);
+    struct k_heads a = {.kv = c->kv, .n_head = c->n_head, .rope_dim = c->rope_dim, .eps = 1e-6f};
+    uint32_t table[SEQUENCES * PAGES];
+    for (uint32_t i = 0; i < SEQUENCES * PAGES; i++)
+        table[i] = i * 5 % (SEQUENCES * PAGES);
+    a.rows.max_rows = c->room;
+    a.rows.n_rows = put(p, &c->n_rows, sizeof(c->n_rows));
+    a.rows.position = put(p, c->position, c->room * sizeof(uint32_t));
+    a.rows.sequence = put(p, c->sequence, c->room * sizeof(uint32_t));
+    a.rows.faults = put(p, NULL, c->room * sizeof(uint32_t));
+    a.q = put(p, c->q, (size_t)c->room * c->n_head * dim * sizeof(float));
+    a.k = put(p, c->k, kv_bytes);
+    a.v = put(p, c->v, kv_bytes);
+    a.table = put(p, c->table, (size_t)PAGES * K_PAGE * c->rope_dim * sizeof(float));
+    if (c->normed) {
+        a.q_norm = put(p, c->norm, dim * sizeof(float));
+        a.k_norm = put(p, c->norm + dim, dim * sizeof(float));
+    }
+    a.kv.table = put(p, table, sizeof(table));
+    a.kv.pool = put(p, NULL, a.kv.page_bytes * SEQUENCES * PAGES);
+    return a;
+}
+
+static bool heads_turn(struct bits_side *side, const struct k_heads *a, struct k_span x,
+                       struct k_span weight, uint32_t heads)
+{
+    const uint32_t dim = a->kv.head_dim;
+    bool ok = true;
+    if (weight.buffer != NULL)
+        ok = bits_done(side, "norm",
+                       side->ops->norm(&(struct k_norm){a->rows, x, x, weight, dim, heads, a->eps},
+                                       side->stream));
+    return ok && bits_done(side, "rope",
+                           side->ops->rope(
+                               &(struct k_rope){a->rows, x, a->table, heads, dim, a->rope_dim},
+                               side->stream));
+}
+
+static bool heads_on(struct bits_side *side, const struct k_heads *a, bool fused)
+{
+    bool ok = bits_begin(side);
+    if (fused)
+        ok &= bits_done(side, "heads", side->ops->heads(a, side->stream));
+    else
+        ok = ok && heads_turn(side, a, a->q, a->q_norm, a->n_head) &&
+             heads_turn(side, a, a->k, a->k_norm, a->kv.n_head_kv) &&
+             bits_done(side, "kv_write",
+                       side->ops->kv_write(&(struct k_kv_write){a->rows, a->k, a->v, a->kv},
+                                           side->stream));
+    return bits_end(side) && ok;
+}
+
+bool bits_heads(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    struct heads_case c = {.n_rows = bits_between(r, 1, 9), .normed = bits_below(r, 4) > 0};
+    if (run->tried.ops->heads == NULL)
+        return true;
+    c.room = bits_below(r, 2) ? c.n_rows : bits_between(r, c.n_rows, MOST_ROWS);
+    c.kv = (struct k_kv){.max_pages = PAGES,
+                         .type = bits_below(r, 6) ? K_KV_F16 : K_KV_Q8_0,
+                         .n_head_kv = bits_between(r, 1, 4),
+                         .head_dim = bits_below(r, 4) ? 64u << bits_below(r, 3)
+                                                      : 32 * bits_between(r, 1, 8)};
+    const uint32_t dim = c.kv.head_dim;
+    const uint64_t layer = k_kv_layer_bytes(c.kv.type, c.kv.n_head_kv, dim);
+    c.kv.page_bytes = (2 * layer + 63) / 64 * 64;
+    c.kv.layer_offset = bits_below(r, 2) * layer;
+    c.n_head = c.kv.n_head_kv * bits_between(r, 1, 9);
+    c.rope_dim = bits_below(r, 6) ? dim : dim / 2;
+    for (uint32_t i = 0; i < MOST_ROWS; i++) {
+        c.sequence[i] = i % SEQUENCES;
+        c.position[i] = i / SEQUENCES * 37 + bits_below(r, 37);
+    }
+    const size_t q = (size_t)c.room * c.n_head * dim, kv = (size_t)c.room * c.kv.n_head_kv * dim;
+    const enum bits_kind kind = bits_below(r, BITS_SPIKES);
+    c.q = random_floats(r, kind, q);
+    c.k = random_floats(r, kind, kv);
+    c.v = random_floats(r, kind, kv);
+    c.norm = random_floats(r, BITS_NORMAL, 2 * (size_t)dim);
+    c.table = random_floats(r, BITS_NORMAL, (size_t)PAGES * K_PAGE * c.rope_dim);
+    if (bits_below(r, 4) == 0)
+        c.v[bits_below(r, (uint32_t)kv)] = bits_below(r, 2) ? 1e9f : bits_not_finite(r);
+    struct spans p[SETS] = {{.side = &run->tried}, {.side = &run->tried}};
+    const struct k_heads a[SETS] = {heads_of(&c, &p[0]), heads_of(&c, &p[1])};
+    bool ok = heads_on(&run->tried, &a[0], false) && heads_on(&run->tried, &a[1], true);
+    const struct k_span x[SETS] = {a[0].q, a[1].q}, pool[SETS] = {a[0].kv.pool, a[1].kv.pool},
+                        faults[SETS] = {a[0].rows.faults, a[1].rows.faults};
+    ok = ok && same(run, "heads: q", x, q * 4) &&
+         same(run, "heads: pages", pool, a[0].kv.page_bytes * SEQUENCES * PAGES) &&
+         same(run, "heads: faults", faults, c.room * 4);
+    if (!ok)
+        printf("heads: type %d, %u/%u heads of %u, rope %u, %u rows of %u\n", c.kv.type, c.n_head,
+               c.kv.n_head_kv, dim, c.rope_dim, c.n_rows, c.room);
+    ok &= drop(&p[0]);
+    ok &= drop(&p[1]);
+    free(c.q);
+    free(c.k);
+    free(c.v);
+    free(c.norm);
+    free(c.table);
+    return ok;
+}
