@@ -44,6 +44,7 @@ test('W65 a body of 2 MiB goes through 100-continue without its one second of wa
   assert.equal(code, '200');
   const verbose = (await exec('curl', ['-sS', '-v', '-o', '/dev/null', '-H', 'Content-Type: application/json', '-H', 'Expect: 100-continue', `${server.base}/tokenize`, '--data-binary', `@${file}`])).stderr;
   assert.match(verbose, /< HTTP\/1\.1 100 Continue/);
+  assert.doesNotMatch(verbose, /Done waiting for 100-continue/, 'curl waited until it had enough');
 });
 
 test('W65 a curl that is ended ends the work', async () => {

@@ -27,10 +27,12 @@ test('W64 stream, usage_metadata and cache_read', async () => {
   for await (const chunk of await model().stream(question)) all = all ? all.concat(chunk) : chunk;
   assert.equal(all.content, answer);
   assert.ok(all.usage_metadata.output_tokens >= 6);
-  const again = await model().invoke(question);
-  assert.equal(again.content, answer);
-  assert.ok(again.usage_metadata.input_token_details.cache_read >= 0);
-  assert.ok(again.usage_metadata.input_token_details.cache_read < again.usage_metadata.input_tokens);
+  const long = [new HumanMessage(`${'The lighthouse stood on an island. '.repeat(16)}What colour is a lemon?`)];
+  const read = (r) => r.usage_metadata.input_token_details.cache_read;
+  const cold = await model().invoke(long), warm = await model().invoke(long);
+  assert.equal(warm.content, cold.content);
+  assert.ok(read(warm) > read(cold) && read(warm) >= 64, `${read(cold)}, then ${read(warm)} cached`);
+  assert.ok(read(warm) < warm.usage_metadata.input_tokens);
 });
 
 test('W64 abort', async () => {

@@ -118,6 +118,15 @@ test('W33 a final assistant message is continued', async () => {
   assert.ok(opened.endsWith('<|im_start|>assistant\n'));
   const two = await promptOf({ messages: [...norway.messages, { role: 'assistant', content: 'x' }, { role: 'assistant', content: 'The capital' }] });
   assert.ok(two.endsWith('The capital'));
+  const s = await startServer({ model: strictModel() });
+  try { // a template that wants the roles in turns refuses two
+    const asked = [norway.messages[0], { role: 'assistant', content: 'x' }];
+    assert.equal((await post('/apply-template', { messages: asked }, s)).status, 200);
+    const r = await post('/v1/chat/completions', { messages: [...asked, { role: 'assistant', content: 'y' }] }, s);
+    assert.deepEqual([r.status, r.json.error.code], [400, 'unsupported_content']);
+  } finally {
+    await s.stop();
+  }
 });
 
 test('W34 max_tokens', async () => {
@@ -163,6 +172,7 @@ test('W35 the context', async () => {
   assert.equal(last.status, 200, JSON.stringify(last.json));
   assert.equal(last.json.usage.completion_tokens, 1);
   assert.equal(last.json.choices[0].finish_reason, 'length');
+  assert.equal(last.json.usage.islet.context_full, true);
 });
 
 test('W36 seed', async () => {
@@ -179,10 +189,13 @@ test('W36 seed', async () => {
   const minus = [await at(-1), await at(-1)];
   assert.notEqual(minus[0].headers['x-islet-seed'], minus[1].headers['x-islet-seed']);
   await refused({ ...C, seed: -2 }, 400, 'invalid_value', 'seed');
-  assert.equal((await rawPost(server, '/v1/chat/completions', JSON.stringify(C).replace('{', '{"seed":9223372036854775808,'))).status, 400);
+  const over = await rawPost(server, '/v1/chat/completions', JSON.stringify(C).replace('{', '{"seed":9223372036854775808,'));
+  assert.deepEqual([over.status, JSON.parse(over.body).error.code], [400, 'invalid_json']);
   assert.ok(Number(free.headers['x-islet-seed']) < 2 ** 53);
   const streamed = await stream(server, { ...story, seed: 5, max_tokens: 32 });
   assert.equal(streamed.headers['x-islet-seed'], '5');
+  const told = await stream(server, { ...story, seed: 5, max_tokens: 2, stream_options: { include_usage: true } });
+  assert.equal(told.usage.islet.seed, 5);
   assert.equal(streamed.content, a.content);
   const greedy = [await chat(server, { ...norway, seed: 1 }), await chat(server, { ...norway, seed: 2 })];
   assert.equal(greedy[0].content, greedy[1].content);
@@ -201,6 +214,10 @@ test('W37 n', async () => {
   const s = await stream(server, { ...story, seed: 100, n: 3, max_tokens: 20 });
   const { assemble } = await import('../clients/server.mjs');
   for (let i = 0; i < 3; i++) {
+    const of = s.list.flatMap((e) => e.choices).filter((c) => c.index === i);
+    assert.deepEqual(of[0].delta, { role: 'assistant', content: '' });
+    for (const c of of.slice(1, -1)) assert.ok(c.delta.content.length > 0 && c.finish_reason === null && Object.keys(c.delta).length === 1);
+    assert.deepEqual([of.at(-1).delta, of.at(-1).finish_reason], [{}, all.json.choices[i].finish_reason]);
     const c = assemble(s.list, i);
     assert.equal(c.content, all.json.choices[i].message.content);
     assert.equal(c.roles, 1);

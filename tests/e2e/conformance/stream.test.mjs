@@ -118,6 +118,29 @@ test('W49 headers come while the request waits; comments as asked', async () => 
   assert.equal(s.content, answer);
 });
 
+test('W49 behind a long request headers come at once, and comments until it is its turn', async () => {
+  const s = await startServer({ set: { 'batch.max_sequences': '1' } });
+  try {
+    const first = s.connect();
+    first.on('error', () => {}).resume().write(httpBytes('POST', '/v1/chat/completions', { ...long, max_tokens: 1900, stream: true }));
+    await s.until('it runs', async () => (await s.status()).gateway.running === 1);
+    const start = performance.now();
+    let headAt, free;
+    const r = await rawPost(s, '/v1/chat/completions', { ...norway, stream: true, sse_ping_interval: 1 }, {
+      onData: (d, c, all) => {
+        headAt ??= performance.now() - start;
+        if (!free && all.toString('latin1').endsWith('\r\n\r\n')) s.worker.kill('SIGSTOP'); // or it would be over too soon
+        if (!free && all.includes(':\n\n')) { free = true; first.destroy(); s.worker.kill('SIGCONT'); }
+      } });
+    assert.ok(headAt < 1000 * slow, `head after ${headAt} ms`);
+    const e = events(r.body);
+    assert.ok(free && e.comments >= 1);
+    assert.equal(assemble(e.list).content, answer);
+  } finally {
+    await s.stop();
+  }
+});
+
 test('W50 errors before and after admission', async () => {
   const early = await stream(server, { ...norway, temperature: 11 });
   assert.equal(early.status, 400);
@@ -284,6 +307,7 @@ test('W54 padding of slow JSON', async () => {
     const r = await broken;
     assert.equal(r.status, 200);
     assert.equal(r.complete, false, 'no zero chunk');
+    assert.equal(r.body.toString(), ' ', 'nothing but the padding');
     assert.equal(r.ended, true);
     await raised;
   } finally {

@@ -83,6 +83,8 @@ describe('limits of time', { concurrency: true }, () => {
     const seconds = (cancelled - start) / 1000;
     assert.ok(seconds > 59 && seconds < 66 * slow, `${seconds} s`);
     assert.ok(others > 10, `${others} others`);
+    assert.ok(server.gateway.lines.some((l) => l.includes('client_gone id=stalled')), 'its request is cancelled');
+    await server.idle();
     c.destroy();
   });
 
