@@ -292,8 +292,8 @@ static void run_pass(struct client *c, long pass)
     }
     const bool whole = all_have(c, true);
     const struct moment last = moment_now(c);
-    printf("{\"pass\":%ld,\"whole\":%s,\"first_token_ns\":%" PRIu64 ",", pass,
-           whole ? "true" : "false", first.at_ns);
+    printf("{\"pass\":%ld,\"whole\":%s,\"answers\":%ld,\"first_token_ns\":%" PRIu64 ",", pass,
+           whole ? "true" : "false", count_tokens(c), first.at_ns);
     print_phase("prompt", &start, &first, c->clients * c->prompt);
     putchar(',');
     print_phase("decode", &first, &last, count_tokens(c) - before);

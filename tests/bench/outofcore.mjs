@@ -54,10 +54,17 @@ const detailFile = `${B}/bench/outofcore-detail.json`;
 const say = (text) => console.log(text);
 const drop = (file) => execFileSync(`${bin}/bench_outofcore`, ['drop', file], { stdio: ['ignore', 'inherit', 'inherit'] });
 const textOf = (kind) => (kind === 'readahead' || kind === 'buffered' ? 'decode' : kind); // kinds with the same text
-const phaseKey = (kind) => (kind === 'prefill' ? 'prompt' : 'decode');
+const phaseKey = (kind) => (kind === 'prefill' ? 'prompt' : kind === 'clients' ? 'whole' : 'decode');
 const rateOf = (p) => (p && p.tokens > 0 && p.seconds > 0 ? p.tokens / p.seconds : undefined);
-// Generated tokens over the whole pass: prompts, then answers.
-const wholeRate = (p, clients) => (p.decode.tokens + clients) / (p.prompt.seconds + p.decode.seconds);
+// A pass's phase; 'whole' is prompts and answers by generated token: where clients take turns, the phases of one lie
+// within those of others. The peer's first token of each client comes out of the prompts.
+function phaseOf(side, passIndex, key, clients) {
+    const p = side?.passes.at(passIndex);
+    if (!p || key !== 'whole') return p?.[key];
+    const sum = (key) => (p.prompt[key] ?? 0) + (p.decode[key] ?? 0);
+    const keys = ['seconds', 'bytes', 'diskBytes', 'faults', 'hits', 'misses', 'steps', 'groups'];
+    return { ...Object.fromEntries(keys.map((k) => [k, sum(k)])), tokens: p.answers ?? p.decode.tokens + clients };
+}
 const perToken = (p, key) => (p && p.tokens > 0 && p[key] !== undefined ? p[key] / p.tokens : undefined);
 const short = (x, digits) => (x === undefined ? '-' : x.toFixed(digits));
 
@@ -94,7 +101,8 @@ function simulate(state, kind, passIndex, ours) {
 
 function rowOf(state, kind, phase, passIndex, limit, ours, peers) {
     const key = phaseKey(kind);
-    const at = (side) => side?.passes.at(passIndex)?.[key];
+    const clients = kinds[kind].clients;
+    const at = (side) => phaseOf(side, passIndex, key, clients);
     const best = peers.filter((p) => rateOf(at(p)) !== undefined).sort((a, b) => rateOf(at(b)) - rateOf(at(a)))[0];
     const [mine, theirs] = [at(ours), at(best)];
     const bytes = perToken(mine, 'bytes');
@@ -108,10 +116,10 @@ function rowOf(state, kind, phase, passIndex, limit, ours, peers) {
         model: path.basename(state.model),
         budget: limit || null,
         router: state.router,
-        clients: kinds[kind].clients,
+        clients,
         phase,
         tok_s: speed,
-        tok_s_with_prompts: mine && kinds[kind].tokens > 0 ? wholeRate(ours.passes.at(passIndex), kinds[kind].clients) : undefined,
+        tok_s_with_prompts: kinds[kind].tokens > 0 ? rateOf(phaseOf(ours, passIndex, 'whole', clients)) : undefined,
         peer: best?.name ?? peers[0]?.name,
         peer_tok_s: rateOf(theirs),
         ratio: speed && rateOf(theirs) ? speed / rateOf(theirs) : undefined,
@@ -145,7 +153,7 @@ function print(row) {
         ` ${mb(row.bytes_per_token).padStart(7)} ${mb(row.belady_bytes_per_token).padStart(6)} ${short(row.faults_per_token, 0).padStart(6)}` +
         ` | ${short(row.peer_tok_s, 2).padStart(10)} ${mb(row.peer_bytes_per_token).padStart(6)} ${short(row.peer_faults_per_token, 0).padStart(6)}` +
         ` | ${short(row.ratio, 2).padStart(5)} ${row.same_bits === undefined ? '-' : row.same_bits ? 'same' : 'DIFFER'} ${short(row.load, 1)}`);
-    if (row.tok_s_with_prompts !== undefined) say(`          with the prompts ${short(row.tok_s_with_prompts, 2)} tok/s`);
+    if (row.tok_s_with_prompts !== undefined && row.clients === 1) say(`          with the prompts ${short(row.tok_s_with_prompts, 2)} tok/s`);
     if (row.error) say(`          ${row.error}`);
 }
 
@@ -236,11 +244,11 @@ async function both(state, kind, limit, phases, cold = true) {
 
 async function residentRows(state) {
     needRoom(state.model);
-    const resident = (kind) => both(state, kind, 0, [[`${kind === 'prefill' ? 'prefill' : 'decode'} resident`, -1]], false);
+    const resident = (kind) => both(state, kind, 0, [[`${kind === 'prefill' ? 'prefill' : kind === 'clients' ? 'whole' : 'decode'} resident`, -1]], false);
     for (const kind of ['decode', 'clients', 'prefill']) {
         if (kind !== 'decode' && !wanted.includes(kind)) continue;
         const ours = await resident(kind);
-        state.resident[kind] = rateOf(ours?.passes.at(-1)?.[phaseKey(kind)]);
+        state.resident[kind] = rateOf(phaseOf(ours, -1, phaseKey(kind), kinds[kind].clients));
     }
 }
 
@@ -257,7 +265,7 @@ async function budgetRows(state) {
     const coldWarm = (name, n) => (n > 1 ? [[`${name} cold`, 0], [`${name} warm`, -1]] : [[`${name} cold`, 0]]);
     setReadAhead(state.model, READ_AHEAD_KIB);
     for (const limit of limits) if (wanted.includes('decode')) await both(state, 'decode', limit, coldWarm('decode', passes));
-    if (wanted.includes('clients')) await both(state, 'clients', middle, coldWarm('decode', kinds.clients.passes));
+    if (wanted.includes('clients')) await both(state, 'clients', middle, coldWarm('whole', kinds.clients.passes));
     if (wanted.includes('prefill')) await both(state, 'prefill', middle, coldWarm('prefill', kinds.prefill.passes));
     if (wanted.includes('buffered')) await both(state, 'buffered', middle, coldWarm('decode buffered', kinds.buffered.passes));
     if (wanted.includes('readahead')) {

@@ -25,7 +25,7 @@ function records(data) {
     return { begin, found };
 }
 
-// Where in the file each pass has its prompt and its decode: [{prompt: [from, to], decode: [from, to]}].
+// Where in the file each pass has its prompt, its decode and all of it: [{prompt: [from, to], decode: [from, to], ...}].
 function phases(data, c) {
     const { begin, found } = records(data);
     const passes = [];
@@ -40,7 +40,7 @@ function phases(data, c) {
         }
         const middle = at;
         while (index < found.length && !found[index].positions.includes(0)) at = found[index++].end;
-        passes.push({ prompt: [from, middle], decode: [middle, at] });
+        passes.push({ prompt: [from, middle], decode: [middle, at], whole: [from, at] });
     }
     return { begin, passes };
 }
@@ -56,8 +56,8 @@ function replay(bin, folder, data, begin, end, capacity) {
 
 const policies = ['lru', 'lfu', 'decay', 'static', 'ours', 'belady'];
 
-// {lru, lfu, decay, static, ours, belady: bytes a token} of a pass's phase ('prompt' or 'decode') with a cache of
-// `capacity` bytes, or undefined where the trace has no such phase.
+// {lru, lfu, decay, static, ours, belady: bytes a token} of a pass's phase ('prompt', 'decode', or 'whole' by
+// generated token) with a cache of `capacity` bytes, or undefined where the trace has no such phase.
 export function phaseBytes(bin, folder, trace, c, pass, phase, capacity) {
     const data = fs.readFileSync(trace);
     if (data.length < HEAD_BYTES) return undefined; // its writer died
@@ -67,6 +67,6 @@ export function phaseBytes(bin, folder, trace, c, pass, phase, capacity) {
     if (from >= to || !after) return undefined;
     const before = replay(bin, folder, data, begin, from, capacity);
     const bytes = (row, name) => (row ? row[name].bytes_per_token * row.tokens : 0);
-    const tokens = after.tokens - (before?.tokens ?? 0);
+    const tokens = phase === 'whole' ? c.clients * (c.tokens + 1) : after.tokens - (before?.tokens ?? 0);
     return Object.fromEntries(policies.map((name) => [name, (bytes(after, name) - bytes(before, name)) / tokens]));
 }
