@@ -8,7 +8,10 @@
 #include "kernels.h"
 #include "rng.h"
 
-static const float ONE = 1099511627776.0f; /* 2^40: weight 1 in fixed point */
+enum {
+    PIECE = 4096 /* logits that are weighed at a time: the weights stay near */
+};
+#define ONE 1099511627776.0f /* 2^40: weight 1 in fixed point */
 
 enum err_code sample_start(struct sample *s, uint32_t n_vocab, struct err *e)
 {
@@ -18,8 +21,9 @@ enum err_code sample_start(struct sample *s, uint32_t n_vocab, struct err *e)
     s->order = alloc_zero(ALLOC_WORK, n_vocab, sizeof(*s->order));
     s->count = alloc_zero(ALLOC_WORK, n_vocab, sizeof(*s->count));
     s->keep = alloc_zero(ALLOC_WORK, n_vocab, sizeof(*s->keep));
+    s->sum = alloc_zero(ALLOC_WORK, n_vocab / PIECE + 1, sizeof(*s->sum));
     if (s->x != NULL && s->weight != NULL && s->order != NULL && s->count != NULL &&
-        s->keep != NULL)
+        s->keep != NULL && s->sum != NULL)
         return ERR_OK;
     sample_done(s);
     return err_set(e, ERR_NOMEM, "no memory to sample from %u tokens", n_vocab);
@@ -32,12 +36,8 @@ void sample_done(struct sample *s)
     alloc_free(s->order);
     alloc_free(s->count);
     alloc_free(s->keep);
+    alloc_free(s->sum);
     *s = (struct sample){.n_vocab = 0};
-}
-
-static uint64_t fixed(float x)
-{
-    return (uint64_t)(k_exp32(x) * ONE);
 }
 
 /* ---- bias and penalties ---- */
@@ -175,10 +175,9 @@ static uint32_t select_share(struct sample *s, uint32_t n, float p)
 static void filter(struct sample *s, const struct proto_run *run, float best)
 {
     uint32_t n = s->n_vocab;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++)
         s->order[i] = i;
-        s->weight[i] = fixed(s->x[i] - best);
-    }
+    (void)k_weigh(s->x, n, best, 1.0f, s->weight);
     if (run->top_k > 0 && (uint32_t)run->top_k < n) {
         select_count(s, n, (uint32_t)run->top_k);
         n = (uint32_t)run->top_k;
@@ -195,59 +194,45 @@ static void filter(struct sample *s, const struct proto_run *run, float best)
         s->keep[s->order[i]] = s->weight[s->order[i]] >= least;
 }
 
-static uint32_t draw(struct sample *s, const struct proto_run *run, uint32_t best, uint32_t index)
+/* Weighs the logits from `first` on, those that the filters left; returns their sum. */
+static uint64_t weigh(const struct sample *s, const float *x, uint32_t first, bool all, float best,
+                      float temperature, uint64_t ret[PIECE])
+{
+    const uint32_t n = s->n_vocab - first < PIECE ? s->n_vocab - first : PIECE;
+    uint64_t sum = k_weigh(x + first, n, best, temperature, ret);
+    for (uint32_t i = 0; i < n && !all; i++)
+        if (!s->keep[first + i]) {
+            sum -= ret[i];
+            ret[i] = 0;
+        }
+    return sum;
+}
+
+static uint32_t draw(struct sample *s, const float *x, const struct proto_run *run, uint32_t best,
+                     uint32_t index)
 {
     const bool all = run->top_k <= 0 && run->top_p >= 1.0f && !(run->min_p > 0.0f);
+    const float highest = x[best];
+    uint64_t piece[PIECE], total = 0, sum = 0;
     if (!all)
-        filter(s, run, s->x[best]);
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        s->weight[i] = all || s->keep[i] ? fixed((s->x[i] - s->x[best]) / run->temperature) : 0;
-        total += s->weight[i];
+        filter(s, run, highest);
+    for (uint32_t first = 0; first < s->n_vocab; first += PIECE) {
+        s->sum[first / PIECE] = weigh(s, x, first, all, highest, run->temperature, piece);
+        total += s->sum[first / PIECE];
     }
     const uint64_t r = (uint64_t)(((unsigned __int128)rng_draw(run->seed, index) * total) >> 64);
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        sum += s->weight[i];
-        if (sum > r)
-            return i;
+    for (uint32_t first = 0; first < s->n_vocab; first += PIECE) {
+        sum += s->sum[first / PIECE];
+        if (sum <= r)
+            continue;
+        sum -= weigh(s, x, first, all, highest, run->temperature, piece);
+        for (uint32_t i = 0; i < PIECE && first + i < s->n_vocab; i++) {
+            sum += piece[i];
+            if (sum > r)
+                return first + i;
+        }
     }
     return best; /* only where the best logit is +inf: all weights are 0 */
-}
-
-typedef float lanes __attribute__((vector_size(16)));
-typedef int32_t masks __attribute__((vector_size(16)));
-
-static lanes higher(lanes a, lanes b)
-{
-    const masks which = a > b;
-    return (lanes)((which & (masks)a) | (~which & (masks)b));
-}
-
-/* The first of the highest; what is not a number is passed over. A vocabulary is long, so: their
- * value by lanes, then the place. */
-static uint32_t best_of(const float *x, uint32_t n)
-{
-    enum {
-        LANES = sizeof(lanes) / sizeof(float)
-    };
-    lanes m[2] = {{x[0], x[0], x[0], x[0]}, {x[0], x[0], x[0], x[0]}}, v[2];
-    float best = x[0];
-    uint32_t i = 0;
-    for (; n - i >= 2 * LANES; i += 2 * LANES) {
-        memcpy(v, x + i, sizeof(v));
-        m[0] = higher(v[0], m[0]);
-        m[1] = higher(v[1], m[1]);
-    }
-    for (; i < n; i++)
-        best = x[i] > best ? x[i] : best;
-    m[0] = higher(m[0], m[1]);
-    for (i = 0; i < LANES; i++)
-        best = m[0][i] > best ? m[0][i] : best;
-    for (i = 0; i < n; i++)
-        if (x[i] == best)
-            return i;
-    return 0;
 }
 
 enum err_code sample_pick(struct sample *s, const float *logits, const struct proto_run *run,
@@ -255,16 +240,17 @@ enum err_code sample_pick(struct sample *s, const float *logits, const struct pr
                           struct err *e)
 {
     const bool greedy = run->temperature < FLT_MIN;
-    if (greedy && !adjusts(run)) { /* most of the time: the logits need not be copied */
-        *ret = best_of(logits, s->n_vocab);
-        return ERR_OK;
+    const bool filters = run->top_k > 0 || run->top_p < 1.0f || run->min_p > 0.0f;
+    const float *x = logits; /* most of the time they need not be copied */
+    if (adjusts(run) || (!greedy && filters)) {
+        adjust(s, logits, run, tokens, n);
+        x = s->x;
     }
-    adjust(s, logits, run, tokens, n);
-    const uint32_t best = best_of(s->x, s->n_vocab);
-    if (s->x[best] == -INFINITY)
+    const uint32_t best = k_highest(x, s->n_vocab);
+    if (x[best] == -INFINITY)
         return err_set(e, ERR_ARGUMENT,
                        "bias: every token is forbidden (-inf) at place %u of the answer", index);
-    *ret = greedy ? best : draw(s, run, best, index);
+    *ret = greedy ? best : draw(s, x, run, best, index);
     return ERR_OK;
 }
 
@@ -291,10 +277,10 @@ static void find_top(const float *x, uint32_t n_vocab, uint8_t n, struct proto_t
 
 void sample_logprobs(const float *logits, uint32_t n_vocab, uint8_t n_top, struct proto_token *ret)
 {
-    const float highest = logits[best_of(logits, n_vocab)];
-    uint64_t z = 0;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        z += fixed(logits[i] - highest);
+    const float highest = logits[k_highest(logits, n_vocab)];
+    uint64_t piece[PIECE], z = 0;
+    for (uint32_t i = 0; i < n_vocab; i += PIECE)
+        z += k_weigh(logits + i, n_vocab - i < PIECE ? n_vocab - i : PIECE, highest, 1.0f, piece);
     const double log_z = k_log64((double)z * 0x1p-40);
     ret->flags |= PROTO_TOKEN_LOGPROB;
     ret->logprob = logprob(logits[ret->id], highest, log_z);

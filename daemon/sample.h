@@ -13,6 +13,7 @@ struct sample {
     uint32_t *order;  /* [n_vocab] candidates */
     uint32_t *count;  /* [n_vocab] zero between calls */
     uint8_t *keep;    /* [n_vocab] */
+    uint64_t *sum;    /* of the weights, by pieces of the vocabulary */
 };
 
 enum err_code sample_start(struct sample *s, uint32_t n_vocab, struct err *e)

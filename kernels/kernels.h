@@ -449,6 +449,11 @@ const char *k_levels_available(void);
 
 /* Host mathematics (A11, A15, A20), the same everywhere. */
 float k_exp32(float x);
+/* ret[i] = trunc(exp32((x[i] - best) / temperature) * 2^40) (A21); gives their sum. best: the
+ * highest of x, or of more. n < 2^23. */
+uint64_t k_weigh(const float *x, uint32_t n, float best, float temperature, uint64_t *ret);
+/* The first of the highest of n > 0 floats; what is not a number is passed over. */
+uint32_t k_highest(const float *x, uint32_t n);
 double k_exp64(double x);
 double k_log64(double x);
 /* cos and sin of position * base^(-2i/rope_dim): float [n_positions][rope_dim/2][2] (A15). */
