@@ -33,18 +33,56 @@ static void list_remove(struct expert_arena *a, uint32_t *first, uint32_t n)
         *first = x->after;
 }
 
-/* The empty slab serves the class from now on; all its slots are free. */
+/* Units of n bytes from `place` on. */
+static uint32_t units_of(const struct expert_arena *a, uint64_t place, uint64_t n,
+                         uint32_t *ret_first)
+{
+    if (a->n_units == 0)
+        return 0;
+    const uint64_t first = place / a->unit_bytes, last = (place + n - 1) / a->unit_bytes;
+    if (first >= a->n_units)
+        return 0;
+    *ret_first = (uint32_t)first;
+    return (uint32_t)((last < a->n_units ? last + 1 : a->n_units) - first);
+}
+
+static bool is_open(const struct expert_arena *a, uint64_t place, uint64_t n)
+{
+    uint32_t first = 0;
+    const uint32_t units = units_of(a, place, n, &first);
+    for (uint32_t u = 0; u < units; u++)
+        if (a->closed[first + u])
+            return false;
+    return true;
+}
+
+/* Puts the slab's slots that are open and nobody's on its list of free ones, in order. */
+static void list_free(struct expert_arena *a, uint32_t n)
+{
+    struct expert_arena_slab *x = &a->slabs[n];
+    const uint64_t bytes = a->classes[x->class].bytes;
+    x->free = NONE;
+    for (uint32_t i = x->n_slots; i-- > 0;) {
+        struct expert_arena_slot *slot = &a->slots[n * a->stride + i];
+        if (slot->owner != NONE || !is_open(a, x->place + i * bytes, bytes))
+            continue;
+        slot->after = x->free;
+        x->free = n * a->stride + i;
+    }
+}
+
+/* The empty slab serves the class from now on. */
 static void dedicate(struct expert_arena *a, uint32_t n, uint32_t class)
 {
     struct expert_arena_slab *x = &a->slabs[n];
     x->class = class;
     x->n_slots = (uint32_t)(x->bytes / a->classes[class].bytes);
     x->n_used = 0;
-    x->free = n * a->stride;
     for (uint32_t i = 0; i < x->n_slots; i++)
-        a->slots[n * a->stride + i] = (struct expert_arena_slot){
-            .owner = NONE, .after = i + 1 < x->n_slots ? n * a->stride + i + 1 : NONE};
-    list_add(a, &a->classes[class].open, n);
+        a->slots[n * a->stride + i] = (struct expert_arena_slot){.owner = NONE, .after = NONE};
+    list_free(a, n);
+    if (x->free != NONE)
+        list_add(a, &a->classes[class].open, n);
 }
 
 /* ---- start ---------------------------------------------------------------------------------- */
@@ -120,7 +158,7 @@ enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
                                  struct err *e)
 {
     uint64_t all = 0, largest = 0, smallest = UINT64_MAX;
-    *a = (struct expert_arena){.empty = NONE};
+    *a = (struct expert_arena){.empty = NONE, .bytes = bytes};
     a->classes = alloc_zero(ALLOC_MISC, n_layer, sizeof *a->classes);
     if (a->classes == NULL)
         return err_set(e, ERR_NOMEM, "expert cache: no memory for %u layers", n_layer);
@@ -147,8 +185,20 @@ enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
     return ERR_OK;
 }
 
+enum err_code expert_arena_divide(struct expert_arena *a, uint64_t unit_bytes, struct err *e)
+{
+    const uint32_t n = (uint32_t)(a->bytes / unit_bytes);
+    a->closed = alloc_zero(ALLOC_MISC, n, sizeof *a->closed);
+    if (a->closed == NULL)
+        return err_set(e, ERR_NOMEM, "expert cache: no memory for %u units", n);
+    a->unit_bytes = unit_bytes;
+    a->n_units = n;
+    return ERR_OK;
+}
+
 void expert_arena_done(struct expert_arena *a)
 {
+    alloc_free(a->closed);
     alloc_free(a->classes);
     alloc_free(a->slabs);
     alloc_free(a->slots);
@@ -166,13 +216,28 @@ uint32_t expert_arena_class_of(const struct expert_arena *a, uint64_t bytes)
     return n;
 }
 
+bool expert_arena_serves(const struct expert_arena *a, uint32_t slab, uint32_t class)
+{
+    const struct expert_arena_slab *x = &a->slabs[slab];
+    const uint64_t bytes = a->classes[class].bytes;
+    for (uint64_t at = 0; x->bytes - at >= bytes; at += bytes)
+        if (is_open(a, x->place + at, bytes))
+            return true;
+    return false;
+}
+
 /* An empty slab with room for one of the class. */
 static uint32_t empty_slab(const struct expert_arena *a, uint32_t class)
 {
     uint32_t n = a->empty;
-    while (n != NONE && a->slabs[n].bytes < a->classes[class].bytes)
+    while (n != NONE && !expert_arena_serves(a, n, class))
         n = a->slabs[n].after;
     return n;
+}
+
+bool expert_arena_has(const struct expert_arena *a, uint32_t class)
+{
+    return a->classes[class].open != NONE || empty_slab(a, class) != NONE;
 }
 
 uint32_t expert_arena_take(struct expert_arena *a, uint32_t class, uint32_t owner)
@@ -216,4 +281,42 @@ uint64_t expert_arena_place(const struct expert_arena *a, uint32_t slot)
 {
     const struct expert_arena_slab *x = &a->slabs[slot / a->stride];
     return x->place + slot % a->stride * a->classes[x->class].bytes;
+}
+
+/* ---- units ---------------------------------------------------------------------------------- */
+
+uint32_t expert_arena_units(const struct expert_arena *a, uint32_t slot, uint32_t *ret_first)
+{
+    const uint32_t class = a->slabs[slot / a->stride].class;
+    return units_of(a, expert_arena_place(a, slot), a->classes[class].bytes, ret_first);
+}
+
+/* Slots of slabs that lie in the unit come to be free, or are so no more. */
+static void list_again(struct expert_arena *a, uint32_t unit)
+{
+    const uint64_t from = unit * a->unit_bytes, to = from + a->unit_bytes;
+    for (uint32_t n = 0; n < a->n_slabs; n++) {
+        struct expert_arena_slab *x = &a->slabs[n];
+        if (x->class == NONE || x->place >= to || x->place + x->bytes <= from)
+            continue;
+        if (x->free != NONE)
+            list_remove(a, &a->classes[x->class].open, n);
+        list_free(a, n);
+        if (x->free != NONE)
+            list_add(a, &a->classes[x->class].open, n);
+    }
+}
+
+void expert_arena_close(struct expert_arena *a, uint32_t unit)
+{
+    assert(unit < a->n_units && !a->closed[unit]);
+    a->closed[unit] = true;
+    list_again(a, unit);
+}
+
+void expert_arena_open(struct expert_arena *a, uint32_t unit)
+{
+    assert(unit < a->n_units && a->closed[unit]);
+    a->closed[unit] = false;
+    list_again(a, unit);
 }

@@ -54,6 +54,7 @@ struct expert_cache {
     struct expert_arena arena;
     struct expert_policy policy;
     struct expert_cache_counts counts;
+    float *unit_costs; /* [units of the arena] scratch of expert_cache_close */
 };
 
 static struct expert *at(const struct expert_cache *c, uint32_t layer, uint32_t expert)
@@ -105,6 +106,12 @@ enum err_code expert_cache_new(const struct expert_cache_options *options,
     if (code == ERR_OK)
         code = expert_arena_start(&c->arena, options->arena_bytes, options->layer_bytes, c->n_layer,
                                   c->n_expert, e);
+    if (code == ERR_OK && options->unit_bytes != 0) {
+        code = expert_arena_divide(&c->arena, options->unit_bytes, e);
+        c->unit_costs = alloc_zero(ALLOC_MISC, c->arena.n_units, sizeof *c->unit_costs);
+        if (code == ERR_OK && c->unit_costs == NULL)
+            code = err_set(e, ERR_NOMEM, "expert cache: no memory for %u units", c->arena.n_units);
+    }
     if (code == ERR_OK)
         code = expert_policy_start(&c->policy, c->n_layer, c->n_expert, options->n_used, e);
     if (code != ERR_OK) {
@@ -131,6 +138,7 @@ void expert_cache_free(struct expert_cache *c)
     alloc_free(c->experts);
     alloc_free(c->layers);
     alloc_free(c->sizes);
+    alloc_free(c->unit_costs);
     alloc_free(c);
 }
 
@@ -296,7 +304,7 @@ static uint32_t cheapest_slab(struct expert_cache *c, uint32_t class, float *ret
     *ret_cost = INFINITY;
     for (uint32_t n = 0; n < c->arena.n_slabs; n++) {
         const struct expert_arena_slab *x = &c->arena.slabs[n];
-        if (x->class == NONE || x->class == class || x->bytes < c->arena.classes[class].bytes)
+        if (x->class == NONE || x->class == class || !expert_arena_serves(&c->arena, n, class))
             continue;
         const float cost = slab_cost(c, n);
         if (cost < *ret_cost) {
@@ -453,6 +461,70 @@ uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32
     const struct expert *x = at(c, layer, expert);
     assert(x->state != EXPERT_CACHE_ABSENT);
     return expert_arena_place(&c->arena, x->slot);
+}
+
+bool expert_cache_has_room(const struct expert_cache *c, uint32_t layer)
+{
+    return expert_arena_has(&c->arena, c->layers[layer].class);
+}
+
+/* What closing each unit costs: uses of its experts to be expected of a pass through each layer;
+ * INFINITY where one has to stay. */
+static void price_units(struct expert_cache *c)
+{
+    for (uint32_t u = 0; u < c->arena.n_units; u++)
+        c->unit_costs[u] = c->arena.closed[u] ? INFINITY : 0.0f;
+    for (uint32_t i = 0; i < c->n_layer * c->n_expert; i++) {
+        const struct expert *x = &c->experts[i];
+        const uint32_t layer = i / c->n_expert;
+        uint32_t first = 0;
+        if (x->state == EXPERT_CACHE_ABSENT)
+            continue;
+        const uint32_t n = expert_arena_units(&c->arena, x->slot, &first);
+        if (n == 0)
+            continue;
+        score(c, layer);
+        const float odds = expert_policy_odds(&c->policy, layer)[i % c->n_expert];
+        const float cost = evictable(x) ? expert_policy_chance(&c->policy, odds) : INFINITY;
+        for (uint32_t u = first; u < first + n; u++)
+            c->unit_costs[u] += cost;
+    }
+}
+
+uint32_t expert_cache_close(struct expert_cache *c)
+{
+    uint32_t best = NONE;
+    price_units(c);
+    for (uint32_t u = c->arena.n_units; u-- > 0;)
+        if (c->unit_costs[u] < INFINITY && (best == NONE || c->unit_costs[u] < c->unit_costs[best]))
+            best = u;
+    if (best == NONE)
+        return EXPERT_CACHE_NONE;
+    for (uint32_t i = 0; i < c->n_layer * c->n_expert; i++) {
+        uint32_t first = 0;
+        if (c->experts[i].state == EXPERT_CACHE_ABSENT)
+            continue;
+        const uint32_t n = expert_arena_units(&c->arena, c->experts[i].slot, &first);
+        if (n > 0 && best - first < n)
+            drop(c, i / c->n_expert, i % c->n_expert);
+    }
+    expert_arena_close(&c->arena, best);
+    return best;
+}
+
+void expert_cache_open(struct expert_cache *c, uint32_t unit)
+{
+    expert_arena_open(&c->arena, unit);
+}
+
+uint32_t expert_cache_units(const struct expert_cache *c)
+{
+    return c->arena.n_units;
+}
+
+bool expert_cache_is_closed(const struct expert_cache *c, uint32_t unit)
+{
+    return c->arena.closed[unit];
 }
 
 uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer)

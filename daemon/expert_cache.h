@@ -26,6 +26,7 @@
 enum {
     EXPERT_CACHE_ALIGN = 4096
 };
+#define EXPERT_CACHE_NONE UINT32_MAX
 
 enum expert_cache_state {
     EXPERT_CACHE_ABSENT,
@@ -39,6 +40,7 @@ struct expert_cache_options {
     const uint64_t *layer_bytes; /* [n_layer] bytes of an expert's extent, multiples of
                                   * EXPERT_CACHE_ALIGN; copied */
     uint64_t arena_bytes;        /* a multiple of EXPERT_CACHE_ALIGN */
+    uint64_t unit_bytes;         /* so much of it at a time can be closed; 0: nothing is */
 };
 
 struct expert_cache_counts {
@@ -86,6 +88,16 @@ enum expert_cache_state expert_cache_state(const struct expert_cache *c, uint32_
                                            uint32_t expert);
 /* Place of an expert that is not ABSENT. */
 uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32_t expert);
+/* Is there a place for an expert of the layer that nothing has to go for? */
+bool expert_cache_has_room(const struct expert_cache *c, uint32_t layer);
+/* Forgets what lies in one of the arena's units, the one that is used least, and puts nothing there
+ * until it is opened. Gives its number; EXPERT_CACHE_NONE: each is closed or holds what is pinned or
+ * LOADING. */
+uint32_t expert_cache_close(struct expert_cache *c);
+void expert_cache_open(struct expert_cache *c, uint32_t unit);
+/* Whole units of the arena. */
+uint32_t expert_cache_units(const struct expert_cache *c);
+bool expert_cache_is_closed(const struct expert_cache *c, uint32_t unit);
 /* READY experts of the layer. */
 uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer);
 struct expert_cache_counts expert_cache_count(const struct expert_cache *c);

@@ -22,7 +22,8 @@ struct rig {
     uint32_t n_layer, n_expert, n_used;
     uint64_t bytes[MAX_LAYERS];
     uint64_t arena_bytes;
-    uint32_t depth; /* reads in flight at most */
+    uint64_t unit_bytes; /* 0: none is ever closed */
+    uint32_t depth;      /* reads in flight at most */
     uint16_t pins[MAX_LAYERS][MAX_EXPERTS];
     uint64_t seed;
     uint32_t draws;
@@ -33,14 +34,16 @@ static uint32_t draw(struct rig *r, uint32_t below)
     return (uint32_t)(rng_draw(r->seed, r->draws++) >> 32) % below;
 }
 
-static void start(struct rig *r, uint32_t n_layer, uint32_t n_expert, uint32_t n_used,
-                  const uint64_t *sizes, uint32_t n_sizes, uint64_t arena_bytes)
+static void start_in_units(struct rig *r, uint32_t n_layer, uint32_t n_expert, uint32_t n_used,
+                           const uint64_t *sizes, uint32_t n_sizes, uint64_t arena_bytes,
+                           uint64_t unit_bytes)
 {
     struct err e = {.code = ERR_OK};
     *r = (struct rig){.n_layer = n_layer,
                       .n_expert = n_expert,
                       .n_used = n_used,
                       .arena_bytes = arena_bytes,
+                      .unit_bytes = unit_bytes,
                       .depth = MAX_EXPERTS,
                       .seed = 7};
     for (uint32_t l = 0; l < n_layer; l++)
@@ -49,8 +52,15 @@ static void start(struct rig *r, uint32_t n_layer, uint32_t n_expert, uint32_t n
                                                  .n_expert = n_expert,
                                                  .n_used = n_used,
                                                  .layer_bytes = r->bytes,
-                                                 .arena_bytes = arena_bytes};
+                                                 .arena_bytes = arena_bytes,
+                                                 .unit_bytes = unit_bytes};
     assert_int_equal(expert_cache_new(&options, &r->cache, &e), ERR_OK);
+}
+
+static void start(struct rig *r, uint32_t n_layer, uint32_t n_expert, uint32_t n_used,
+                  const uint64_t *sizes, uint32_t n_sizes, uint64_t arena_bytes)
+{
+    start_in_units(r, n_layer, n_expert, n_used, sizes, n_sizes, arena_bytes, 0);
 }
 
 static void done(struct rig *r)
@@ -78,6 +88,9 @@ static void check(struct rig *r)
             for (uint64_t page = place / PAGE; page < (place + r->bytes[l]) / PAGE; page++) {
                 assert_int_equal(taken[page], 0);
                 taken[page] = 1;
+                const uint64_t unit = r->unit_bytes == 0 ? 0 : page * PAGE / r->unit_bytes;
+                if (unit < expert_cache_units(r->cache))
+                    assert_false(expert_cache_is_closed(r->cache, (uint32_t)unit));
             }
             used += r->bytes[l];
             resident += state == EXPERT_CACHE_READY;
@@ -133,7 +146,8 @@ static void test_expert_cache_each_failed_allocation_is_reported(void **state)
                                                  .n_expert = 4,
                                                  .n_used = 1,
                                                  .layer_bytes = (uint64_t[]){PAGE, PAGE},
-                                                 .arena_bytes = 2 * PAGE};
+                                                 .arena_bytes = 2 * PAGE,
+                                                 .unit_bytes = PAGE};
     const uint64_t before = alloc_live_blocks();
     for (uint64_t nth = 1;; nth++) {
         struct err e = {.code = ERR_OK};
@@ -412,12 +426,107 @@ static void test_expert_cache_a_chunk_does_not_flush_what_decoding_uses(void **s
     done(&r);
 }
 
+/* Reads experts in that nobody waits for, while there is room and where something is worth less. */
+static void read_ahead(struct rig *r, uint32_t n)
+{
+    for (uint32_t k = 0; k < n; k++) {
+        const uint32_t layer = draw(r, r->n_layer), expert = draw(r, r->n_expert);
+        uint64_t place;
+        if (expert_cache_state(r->cache, layer, expert) != EXPERT_CACHE_ABSENT)
+            continue;
+        const bool room = expert_cache_has_room(r->cache, layer);
+        const uint64_t evictions = expert_cache_count(r->cache).evictions;
+        const bool got = expert_cache_reserve(r->cache, layer, expert, false, &place);
+        if (room)
+            assert_true(got && expert_cache_count(r->cache).evictions == evictions);
+        if (got)
+            expert_cache_arrived(r->cache, layer, expert);
+    }
+}
+
+static void test_expert_cache_closed_units_hold_nothing_until_they_open(void **state)
+{
+    (void)state;
+    static const uint64_t mixes[][4] = {{7, 7, 7, 7}, {7, 8, 7, 8}, {3, 5, 11, 20}};
+    for (uint32_t mix = 0; mix < 3; mix++)
+        for (uint32_t part = 4; part <= 12; part += 4) { /* of all: the last has a slab a layer */
+            struct rig r;
+            uint64_t all = 0;
+            for (uint32_t l = 0; l < 8; l++)
+                all += 16 * mixes[mix][l % 4];
+            start_in_units(&r, 8, 16, 2, mixes[mix], 4, all * part / 12 * PAGE, 24 * PAGE);
+            const uint32_t units = expert_cache_units(r.cache);
+            assert_int_equal(units, all * part / 12 / 24);
+            for (uint32_t s = 0; s < 200; s++) {
+                expert_cache_layer(r.cache, s % 8, 1);
+                read_ahead(&r, 40);
+                const uint32_t n = draw(&r, units + 2);
+                for (uint32_t k = 0; k < n && s % 2 == 0; k++)
+                    (void)expert_cache_close(r.cache);
+                for (uint32_t u = 0; u < units && s % 2 == 1; u++)
+                    if (expert_cache_is_closed(r.cache, u) && draw(&r, 2) == 0)
+                        expert_cache_open(r.cache, u);
+                check(&r);
+            }
+            while (expert_cache_close(r.cache) != EXPERT_CACHE_NONE)
+                ;
+            check(&r);
+            for (uint32_t u = 0; u < units; u++)
+                expert_cache_open(r.cache, u);
+            for (uint32_t l = 0; l < 8; l++) /* all of it can be used again */
+                for (uint32_t i = 0; i < 16; i++) {
+                    uint64_t place;
+                    if (expert_cache_state(r.cache, l, i) == EXPERT_CACHE_ABSENT &&
+                        expert_cache_has_room(r.cache, l)) {
+                        assert_true(expert_cache_reserve(r.cache, l, i, false, &place));
+                        expert_cache_arrived(r.cache, l, i);
+                    }
+                }
+            if (part == 12)
+                assert_int_equal(expert_cache_count(r.cache).used_bytes, all * PAGE);
+            check(&r);
+            done(&r);
+        }
+}
+
+static void test_expert_cache_closes_the_unit_that_is_used_least(void **state)
+{
+    (void)state;
+    struct rig r;
+    uint64_t place, used = 0;
+    start_in_units(&r, 1, 16, 1, (uint64_t[]){4}, 1, 64 * PAGE, 8 * PAGE);
+    for (uint32_t i = 0; i < 16; i++) {
+        assert_true(expert_cache_reserve(r.cache, 0, i, false, &place));
+        expert_cache_arrived(r.cache, 0, i);
+    }
+    for (uint32_t s = 0; s < 100; s++) { /* expert 5 and 14 are in use, the others are not */
+        const uint32_t expert = s % 2 == 0 ? 5 : 14;
+        (void)step_layer(&r, 0, 1, &expert, 1, 0);
+    }
+    expert_cache_pin(r.cache, 0, 9);
+    for (uint32_t n = 0; n < 5; n++) {
+        const uint32_t unit = expert_cache_close(r.cache);
+        assert_true(unit < 8 && unit != expert_cache_place(r.cache, 0, 9) / (8 * PAGE));
+    }
+    assert_int_equal(expert_cache_state(r.cache, 0, 5), EXPERT_CACHE_READY);
+    assert_int_equal(expert_cache_state(r.cache, 0, 14), EXPERT_CACHE_READY);
+    used = expert_cache_count(r.cache).used_bytes;
+    assert_int_equal(used, 3 * 8 * PAGE);
+    assert_int_not_equal(expert_cache_close(r.cache), EXPERT_CACHE_NONE);
+    assert_int_not_equal(expert_cache_close(r.cache), EXPERT_CACHE_NONE);
+    assert_int_equal(expert_cache_close(r.cache), EXPERT_CACHE_NONE); /* one is pinned */
+    assert_int_equal(expert_cache_state(r.cache, 0, 9), EXPERT_CACHE_READY);
+    done(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expert_cache_a_miss_becomes_a_hit),
         cmocka_unit_test(test_expert_cache_an_arena_below_one_expert_is_refused),
         cmocka_unit_test(test_expert_cache_each_failed_allocation_is_reported),
+        cmocka_unit_test(test_expert_cache_closed_units_hold_nothing_until_they_open),
+        cmocka_unit_test(test_expert_cache_closes_the_unit_that_is_used_least),
         cmocka_unit_test(test_expert_cache_pinned_and_loading_experts_stay),
         cmocka_unit_test(test_expert_cache_a_failed_read_gives_its_bytes_back),
         cmocka_unit_test(test_expert_cache_a_read_ahead_takes_only_what_is_worth_less),
