@@ -51,12 +51,14 @@ static enum err_code start_cache(struct engine_islands *is, struct err *e)
             largest = is->vram.island_bytes[l];
     if (is->islands_bytes < largest)
         return ERR_OK;
-    return expert_cache_new(&(struct expert_cache_options){.n_layer = is->n_layer,
-                                                           .n_expert = is->n_expert,
-                                                           .n_used = is->n_used,
-                                                           .layer_bytes = is->vram.island_bytes,
-                                                           .arena_bytes = is->islands_bytes},
-                            &is->cache, e);
+    return expert_cache_new(
+        &(struct expert_cache_options){.n_layer = is->n_layer,
+                                       .n_expert = is->n_expert,
+                                       .n_used = is->n_used,
+                                       .layer_bytes = is->vram.island_bytes,
+                                       .arena_bytes = is->islands_bytes,
+                                       .unit_bytes = is->vram.chunks > 0 ? K_CHUNK_BYTES : 0},
+        &is->cache, e);
 }
 
 enum err_code engine_islands_start(struct engine_islands *is,
@@ -195,9 +197,7 @@ void engine_islands_begin(struct engine_islands *is)
 
 static bool has_room(const struct engine_islands *is, uint32_t layer)
 {
-    return is->cache != NULL &&
-           expert_cache_count(is->cache).used_bytes + is->vram.island_bytes[layer] <=
-               is->islands_bytes;
+    return is->cache != NULL && expert_cache_has_room(is->cache, layer);
 }
 
 void engine_islands_copy(struct engine_islands *is, uint32_t group)
@@ -357,6 +357,37 @@ void engine_islands_ahead(struct engine_islands *is)
 }
 
 /* ---- outside of steps ---- */
+
+enum err_code engine_islands_give_back(struct engine_islands *is, uint32_t n)
+{
+    enum err_code code = tier_vram_wait(&is->vram);
+    land(is, is->vram.begun);
+    if (code == ERR_OK)
+        code = is->vram.ops->wait(is->vram.stream);
+    for (uint32_t i = 0; i < n && code == ERR_OK && is->cache != NULL; i++) {
+        const uint32_t chunk = expert_cache_close(is->cache);
+        if (chunk == EXPERT_CACHE_NONE)
+            break;
+        tier_vram_give_back(&is->vram, chunk);
+    }
+    return code;
+}
+
+enum err_code engine_islands_take_again(struct engine_islands *is, uint32_t n, struct err *e)
+{
+    enum err_code code = ERR_OK;
+    for (uint32_t i = 0; i < is->vram.chunks && n > 0 && is->cache != NULL; i++) {
+        if (!expert_cache_is_closed(is->cache, i))
+            continue;
+        code = tier_vram_take_again(&is->vram, i, e);
+        if (code != ERR_OK)
+            break;
+        expert_cache_open(is->cache, i);
+        n--;
+    }
+    is->next = 0; /* an idle engine fills them */
+    return code;
+}
 
 /* Experts of one turn of a fill. */
 struct turn {

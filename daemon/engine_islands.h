@@ -102,6 +102,14 @@ void engine_islands_end(struct engine_islands *is);   /* what computes was given
  * room: from one of them on, another one each time, until one is refused. */
 void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n);
 
+/* Between steps. Gives the memory of n chunks of islands back, those whose experts are used least, or
+ * of as many as there are; the experts are where they came from. ERR_DEVICE. */
+enum err_code engine_islands_give_back(struct engine_islands *is, uint32_t n)
+    __attribute__((warn_unused_result));
+/* Gets the memory of n of them again, or of as many as the device gives: ERR_NOMEM, ERR_DEVICE. */
+enum err_code engine_islands_take_again(struct engine_islands *is, uint32_t n, struct err *e)
+    __attribute__((warn_unused_result));
+
 /* While the engine has nothing to do: fills islands. False: there is nothing left to do. ERR_DEVICE
  * goes to *ret_code. */
 bool engine_islands_idle(struct engine_islands *is, enum err_code *ret_code);

@@ -83,6 +83,25 @@ static void place_tables(struct tier_vram *v, uint64_t at)
     }
 }
 
+/* In chunks that can be given back, or in one piece where the device has none. */
+static enum err_code take_memory(struct tier_vram *v, struct k_device *device, uint64_t bytes,
+                                 struct err *e)
+{
+    const uint64_t n = bytes / K_CHUNK_BYTES + (bytes % K_CHUNK_BYTES != 0);
+    struct err why = {.code = ERR_OK};
+    enum err_code code = ERR_UNSUPPORTED;
+    if (v->ops->range_new != NULL)
+        code = v->ops->range_new(device, bytes, &v->memory, &why);
+    if (code == ERR_UNSUPPORTED)
+        return v->ops->buffer_new(device, bytes, &v->memory, e);
+    if (code == ERR_OK)
+        code = v->ops->chunks_take(v->memory, 0, n, &why);
+    if (code != ERR_OK)
+        return err_set(e, code, "%s", why.text);
+    v->chunks = v->chunks_held = (uint32_t)(v->islands_bytes / K_CHUNK_BYTES);
+    return ERR_OK;
+}
+
 enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_options *options,
                               struct err *e)
 {
@@ -103,7 +122,7 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
     if (v->layers == NULL || v->island_bytes == NULL)
         code = err_set(e, ERR_NOMEM, "no memory for %u layers", m->shape.n_layer);
     if (code == ERR_OK)
-        code = ops->buffer_new(options->device, islands + tier_vram_fixed_bytes(m), &v->memory, e);
+        code = take_memory(v, options->device, islands + tier_vram_fixed_bytes(m), e);
     if (code == ERR_OK)
         code = ops->stream_new(options->device, &v->copies, e);
     if (code == ERR_OK)
@@ -138,6 +157,21 @@ void tier_vram_done(struct tier_vram *v)
     alloc_free(v->layers);
     alloc_free(v->island_bytes);
     *v = (struct tier_vram){.begun = 0};
+}
+
+void tier_vram_give_back(struct tier_vram *v, uint32_t chunk)
+{
+    assert(chunk < v->chunks && v->chunks_held > 0);
+    v->ops->chunks_return(v->memory, chunk, 1);
+    v->chunks_held--;
+}
+
+enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct err *e)
+{
+    assert(chunk < v->chunks && v->chunks_held < v->chunks);
+    const enum err_code code = v->ops->chunks_take(v->memory, chunk, 1, e);
+    v->chunks_held += code == ERR_OK;
+    return code;
 }
 
 /* One slice over the link and into the device's order. */

@@ -28,6 +28,7 @@ struct tier_vram {
     struct k_stream *stream, *copies;
     struct k_buffer *memory;                                 /* islands, transit, staging, tables */
     uint64_t islands_bytes, transit, transit_bytes, staging; /* transit_bytes: of an expert there */
+    uint32_t chunks, chunks_held; /* of K_CHUNK_BYTES, wholly islands; those that have memory */
     unsigned n_transit; /* experts of each half of the transit area, which is a few MiB if it can */
     uint64_t *island_bytes;    /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
     struct k_experts *layers;  /* [n_layer] where the GPU finds its experts */
@@ -49,6 +50,12 @@ uint64_t tier_vram_least(const struct model *m);
 enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_options *options,
                               struct err *e) __attribute__((warn_unused_result));
 void tier_vram_done(struct tier_vram *v); /* a cleared one is fine */
+
+/* Gives the memory of a chunk of islands back to the device, or gets it again: ERR_NOMEM, ERR_DEVICE.
+ * Nothing that was begun uses it. */
+void tier_vram_give_back(struct tier_vram *v, uint32_t chunk);
+enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct err *e)
+    __attribute__((warn_unused_result));
 
 /* Begins to copy an expert's slices (gate, up, down, in the file's order) to `place`, an island's or
  * one of the transit area; `pinned`: they lie in registered memory and hold still until the copy is
