@@ -415,6 +415,20 @@ static void log_ahead(const struct engine_run *run)
              (unsigned long long)run->experts->guesses_right);
 }
 
+/* Time in which the engine's thread waited, or computed experts. */
+static uint64_t away_ns(const struct engine_run *run)
+{
+    return run->hybrid.gpu_wait_ns + run->hybrid.cpu_ns + tier_ssd_count(run->experts->ssd).wait_ns;
+}
+
+static void count_host(struct engine_run *run, uint64_t start_ns, uint64_t away_before_ns)
+{
+    if (!run->gpu)
+        return;
+    run->host_ns += ticks_ns(run->config->ticks) - start_ns - (away_ns(run) - away_before_ns);
+    run->count.host_us_total = run->host_ns / 1000;
+}
+
 /* Resumed answers that were complete already. */
 static void end_complete(struct engine_run *run)
 {
@@ -429,7 +443,7 @@ static void end_complete(struct engine_run *run)
 
 bool engine_run_step(struct engine_run *run)
 {
-    const uint64_t start = ticks_ns(run->config->ticks);
+    const uint64_t start = ticks_ns(run->config->ticks), away = away_ns(run);
     engine_admit_all(run, start);
     end_complete(run);
     if (engine_admit_rows(run, start) == 0)
@@ -464,5 +478,6 @@ bool engine_run_step(struct engine_run *run)
     engine_answer_step(run, now);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = 0;
+    count_host(run, start, away);
     return true;
 }

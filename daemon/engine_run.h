@@ -56,6 +56,7 @@ struct engine_run {
     uint32_t *slot_arrays; /* tokens and pages of all slots */
     struct list waiting;   /* struct engine_job.waiting */
     uint64_t row_ns;       /* measured; 0: unknown */
+    uint64_t host_ns;      /* of steps with a GPU, but for waiting and for experts */
     struct engine_budget budget;
     struct engine_budget_vram vram; /* of a GPU */
     struct engine_turns turns;
