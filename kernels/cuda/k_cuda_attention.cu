@@ -438,6 +438,8 @@ static __global__ void __launch_bounds__(THREADS, 3)
     extern __shared__ uint4 shared[];
     struct chunk_memory<TYPE, D> *memory = (struct chunk_memory<TYPE, D> *)(void *)shared;
     struct work p = {};
+    k_cuda_await();
+    k_cuda_release();
     if (a.rows.max_rows <= FEW_ROWS) {
         __shared__ struct few few;
         few_read(a, &few);
@@ -522,6 +524,8 @@ static __global__ void __launch_bounds__(MERGERS *D)
     __shared__ float ys[GROUP_SLOTS][D];
     __shared__ struct few few;
     const uint32_t row = blockIdx.x, d = threadIdx.x % D;
+    k_cuda_await();
+    k_cuda_release();
     few_read(a, &few);
     const uint32_t n_chunks = few.n_chunks[row];
     const uint32_t n_groups = (n_chunks + K_CHUNK_GROUP - 1) / K_CHUNK_GROUP;
@@ -580,11 +584,11 @@ static void launch(const struct k_cuda_attention_args *a, struct k_stream *s)
     const bool few = rows <= FEW_ROWS;
     const uint64_t most = (uint64_t)rows * (few ? a->kv.max_pages : 1) * a->kv.n_head_kv *
                           ((a->shared + HEADS - 1) / HEADS);
-    K_CUDA_LAUNCH(s, (attention_chunks<TYPE, D>),
-                  (uint32_t)(most < 2 * a->busy ? most : 2 * a->busy), THREADS,
-                  sizeof(struct chunk_memory<TYPE, D>), *a);
+    K_CUDA_LAUNCH_AHEAD(s, (attention_chunks<TYPE, D>),
+                        (uint32_t)(most < 2 * a->busy ? most : 2 * a->busy), THREADS,
+                        sizeof(struct chunk_memory<TYPE, D>), *a);
     if (few && a->kv.max_pages > 1)
-        K_CUDA_LAUNCH(s, (attention_merge<D>), dim3(rows, a->n_head), MERGERS * D, 0, *a);
+        K_CUDA_LAUNCH_AHEAD(s, (attention_merge<D>), dim3(rows, a->n_head), MERGERS * D, 0, *a);
 }
 
 /* False: there is no kernel of chunks for this head size. */

@@ -149,6 +149,8 @@ template <enum k_format F, int COLUMNS>
 __global__ void __launch_bounds__(K_CUDA_PLAIN_THREADS) plain_rows(const struct plain p)
 {
     const uint32_t o = blockIdx.x * K_CUDA_PLAIN_WARPS + threadIdx.x / 32;
+    for (uint64_t i = threadIdx.x % 32 * 128; o < p.n_out && i < p.row_bytes; i += 32 * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.weights + o * p.row_bytes + i));
     k_cuda_await();
     k_cuda_release();
     const uint32_t first = blockIdx.y * COLUMNS, n_rows = *p.n_rows;

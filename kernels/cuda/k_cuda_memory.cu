@@ -259,7 +259,7 @@ static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buff
 static uint64_t chunk_bytes(const struct k_buffer *b, uint64_t i)
 {
     const uint64_t left = b->bytes - i * K_CHUNK_BYTES;
-    return left < K_CHUNK_BYTES ? left : K_CHUNK_BYTES;
+    return left < K_CHUNK_BYTES ? left : (uint64_t)K_CHUNK_BYTES;
 }
 
 static void chunks_return(struct k_buffer *b, uint64_t first, uint64_t n)

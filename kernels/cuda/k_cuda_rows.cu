@@ -159,6 +159,8 @@ static __global__ void quantise_rows(const struct k_cuda_rows rows, const float 
     const uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
     const uint32_t block = blockIdx.y * BLOCK_WARPS + threadIdx.x / 32,
                    first = block * 256 + lane * 8;
+    k_cuda_await();
+    k_cuda_release();
     if (block * 256 >= n || row_absent(rows, row))
         return;
     float v[VALUES] = {0.0f};
@@ -181,9 +183,10 @@ extern "C" enum err_code k_cuda_quantise(const struct k_quantise *a, struct k_st
     uint8_t *q32 = (uint8_t *)k_cuda_at(a->act.q32), *q256 = (uint8_t *)k_cuda_at(a->act.q256);
     if (q32 == NULL && q256 == NULL)
         return ERR_OK;
-    K_CUDA_LAUNCH(s, quantise_rows, dim3(a->rows.max_rows, pieces(a->act.n, 256 * BLOCK_WARPS)),
-                  32 * BLOCK_WARPS, 0, k_cuda_rows_of(&a->rows),
-                  (const float *)k_cuda_at(a->act.f32), q32, q256, a->act.n);
+    K_CUDA_LAUNCH_AHEAD(s, quantise_rows,
+                        dim3(a->rows.max_rows, pieces(a->act.n, 256 * BLOCK_WARPS)),
+                        32 * BLOCK_WARPS, 0, k_cuda_rows_of(&a->rows),
+                        (const float *)k_cuda_at(a->act.f32), q32, q256, a->act.n);
     return ERR_OK;
 }
 
