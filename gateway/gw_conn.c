@@ -45,6 +45,7 @@ struct gw_conn {
     char id[GW_RESPONSE_ID_BYTES];
     bool refused; /* by the head: `refusal` goes out when the body is over or is not waited for */
     struct gw_error refusal;
+    char text[192];    /* of the refusal, where it names the path */
     const char *allow; /* of the refusal; status 204 without an error: an answer to OPTIONS */
     bool options, preflight;
     struct gw_exchange *x;
@@ -341,6 +342,15 @@ static bool refuse(struct gw_conn *c, enum gw_error_code code, const char *text)
     return false;
 }
 
+/* `why` stands behind the first 100 bytes of the path, which are printable. */
+static bool refuse_path(struct gw_conn *c, enum gw_error_code code, struct gw_http_text path,
+                        const char *why)
+{
+    int n = path.n < 100 ? (int)path.n : 100;
+    snprintf(c->text, sizeof c->text, "%.*s%s", n, path.p, why);
+    return refuse(c, code, c->text);
+}
+
 static bool answer_options(struct gw_conn *c, const char *allow)
 {
     c->refused = c->options = true;
@@ -365,11 +375,10 @@ static bool decide_route(struct gw_conn *c, struct gw_http_request *r)
     case GW_ROUTE_NO_MEMORY:
         return refuse(c, GW_ERROR_OVERLOADED, "no memory for the request");
     case GW_ROUTE_UNKNOWN:
-        if (r->path.n >= 7 && memcmp(r->path.p, "/v1/v1/", 7) == 0)
-            return refuse(
-                c, GW_ERROR_UNKNOWN_URL,
-                "unknown path: it begins with /v1/v1/; the client's base URL already ends in /v1");
-        return refuse(c, GW_ERROR_UNKNOWN_URL, "unknown path");
+        return refuse_path(c, GW_ERROR_UNKNOWN_URL, r->path,
+                           r->path.n >= 7 && memcmp(r->path.p, "/v1/v1/", 7) == 0
+                               ? " is not served: the client's base URL already ends in /v1"
+                               : " is not served; README.md lists the paths that are");
     }
     unsigned method = r->method == GW_HTTP_GET || r->method == GW_HTTP_HEAD ? GW_ROUTE_GET
                       : r->method == GW_HTTP_POST                           ? GW_ROUTE_POST
@@ -379,7 +388,8 @@ static bool decide_route(struct gw_conn *c, struct gw_http_request *r)
     if ((c->route->methods & method) != 0)
         return true;
     c->allow = gw_route_allow(c->route);
-    return refuse(c, GW_ERROR_METHOD_NOT_ALLOWED, "this path does not know that method; see Allow");
+    return refuse_path(c, GW_ERROR_METHOD_NOT_ALLOWED, r->path,
+                       " does not know this method; see Allow");
 }
 
 /* In the order of the contract; the first failure wins. False: c->refused is set. */
