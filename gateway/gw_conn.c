@@ -199,6 +199,16 @@ static void answered(struct gw_conn *c, bool keep)
     c->linger_ns = 0;
 }
 
+/* The retries that a client has counted, as it writes them; "0" for what is no number. */
+static struct gw_http_text retry_of(const struct gw_http_request *r)
+{
+    struct gw_http_text retry = gw_http_field(r, "x-stainless-retry-count");
+    bool fine = retry.n > 0 && retry.n < 8;
+    for (size_t i = 0; fine && i < retry.n; i++)
+        fine = retry.p[i] >= '0' && retry.p[i] <= '9';
+    return fine ? retry : (struct gw_http_text){"0", 1};
+}
+
 void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status)
 {
     struct gw_exchange *x = c->x;
@@ -208,12 +218,10 @@ void gw_conn_end(struct gw_conn *c, enum gw_conn_end how, unsigned status)
     enum log_level level = how == GW_CONN_END_BREAK || (post && status >= 500) ? LOG_LEVEL_WARN
                            : post                                              ? LOG_LEVEL_INFO
                                                                                : LOG_LEVEL_DEBUG;
-    struct gw_http_text retry = gw_http_field(gw_exchange_request(x), "x-stainless-retry-count");
+    struct gw_http_text retry = retry_of(gw_exchange_request(x));
     log_event(level, "http", how == GW_CONN_END_BREAK ? "broken" : "answered",
               "request=%s route=%s status=%u ms=%" PRIu64 " retry=%.*s", gw_exchange_id(x),
-              gw_exchange_route(x)->path, status, took_ms,
-              retry.n > 0 && retry.n < 8 ? (int)retry.n : 1,
-              retry.n > 0 && retry.n < 8 ? retry.p : "0");
+              gw_exchange_route(x)->path, status, took_ms, (int)retry.n, retry.p);
     c->x = NULL;
     c->shared->n_exchanges--;
     gw_exchange_free(x);

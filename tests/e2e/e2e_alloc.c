@@ -168,6 +168,14 @@ static void request_write(struct buf *out, enum kind kind)
     buf_done(&body);
 }
 
+static unsigned count(const char *answer, const char *word)
+{
+    unsigned n = 0;
+    for (const char *p = answer; (p = strstr(p, word)) != NULL; p++)
+        n++;
+    return n;
+}
+
 /* The answer has all that it should have. */
 static bool is_whole(const char *answer, enum kind kind)
 {
@@ -177,9 +185,12 @@ static bool is_whole(const char *answer, enum kind kind)
             n_offsets += *q == ',';
     if (kind == ECHO_JSON && n_offsets != ECHOED + 12 - 1)
         return false;
-    if (kind == STREAM || kind == ECHO_STREAM)
+    if (kind == STREAM || kind == ECHO_STREAM) { /* each event with its beginning and its end */
+        const unsigned events = count(answer, "\"finish_reason\":");
         return strstr(answer, "\"finish_reason\":\"length\"") != NULL &&
-               strstr(answer, "data: [DONE]") != NULL;
+               strstr(answer, "data: [DONE]\n\n\r\n0\r\n\r\n") != NULL &&
+               count(answer, "data: {\"id\":\"") == events && count(answer, "}\n\n") == events;
+    }
     const char *body = strstr(answer, "\r\n\r\n");
     json_t *root = body != NULL ? json_loads(body + 4, 0, NULL) : NULL;
     const bool whole = root != NULL && strstr(answer, "\"completion_tokens\":12") != NULL;

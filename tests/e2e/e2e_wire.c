@@ -522,6 +522,9 @@ static unsigned crowd(struct spawn *s)
         assert_true(is_closed(fds[i]));
         n_refused++;
     }
+    int other = spawn_connect_unix(s); /* the limit is each listener's own */
+    assert_true(other >= 0 && is_kept(other));
+    close(other);
     for (unsigned i = 0; i < 600; i++)
         close(fds[i]);
     assert_int_equal(n_served + n_refused, 600);

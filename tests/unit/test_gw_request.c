@@ -92,6 +92,50 @@ static void test_gw_request_run_continues_where_it_stopped(void **state)
     gw_request_drop(q);
 }
 
+static bool text_is(struct proto_text text, const char *want)
+{
+    return text.size == strlen(want) && memcmp(text.data, want, text.size) == 0;
+}
+
+/* Each setting of a body arrives in the frame that the worker gets, by its own value. */
+static void test_gw_request_every_setting_reaches_the_frame(void **state)
+{
+    (void)state;
+    struct gw_request *q = request(
+        "\"temperature\":0.5,\"top_p\":0.25,\"min_p\":0.125,\"top_k\":7,\"presence_penalty\":1.5,"
+        "\"frequency_penalty\":-1.5,\"repeat_penalty\":1.25,\"repeat_last_n\":9,\"priority\":-3,"
+        "\"seed\":11,\"max_tokens\":5,\"logprobs\":4,\"logit_bias\":{\"6\":-2.5},"
+        "\"prompt_cache_key\":\"key\",\"cache_prompt\":false");
+    struct buf scratch = BUF_INIT(1 << 20);
+    struct proto_run run;
+    strcpy(q->client_id, "req_1");
+    assert_true(gw_request_run(&q->choices[0], &scratch, &run));
+    assert_true(run.temperature == 0.5f && run.top_p == 0.25f && run.min_p == 0.125f);
+    assert_int_equal(run.top_k, 7);
+    assert_true(run.presence == 1.5f && run.frequency == -1.5f && run.repeat == 1.25f);
+    assert_int_equal(run.repeat_last_n, 9);
+    assert_int_equal(run.priority, -3);
+    assert_true(run.seed == 11);
+    assert_int_equal(run.max_new, 5);
+    assert_int_equal(run.n_top, 4);
+    assert_int_equal(run.flags, PROTO_RUN_LOGPROBS | PROTO_RUN_NO_CACHE);
+    assert_int_equal(run.n_bias, 1);
+    assert_true(run.bias[0].id == 6 && run.bias[0].value == -2.5f);
+    assert_true(text_is(run.session, "key"));
+    assert_true(text_is(run.trace, "req_1"));
+    gw_request_drop(q);
+    q = request("");
+    assert_true(gw_request_run(&q->choices[0], &scratch, &run));
+    assert_true(run.temperature == 1 && run.top_p == 1 && run.min_p == 0 && run.top_k == 0);
+    assert_true(run.presence == 0 && run.frequency == 0 && run.repeat == 1);
+    assert_int_equal(run.repeat_last_n, 64);
+    assert_int_equal(run.priority + run.n_top + run.n_bias, 0);
+    assert_int_equal(run.flags, 0);
+    assert_true(text_is(run.session, ""));
+    buf_done(&scratch);
+    gw_request_drop(q);
+}
+
 /* What a client may ask for and a frame cannot carry. */
 static void test_gw_request_extremes_become_what_the_worker_takes(void **state)
 {
@@ -245,6 +289,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gw_request_run_continues_where_it_stopped),
+        cmocka_unit_test(test_gw_request_every_setting_reaches_the_frame),
         cmocka_unit_test(test_gw_request_extremes_become_what_the_worker_takes),
         cmocka_unit_test(test_gw_request_ignore_eos_forbids_the_end_tokens),
         cmocka_unit_test(test_gw_request_tokens_seen_twice_count_once_and_gaps_are_refused),

@@ -57,6 +57,7 @@ with httpx.Client(timeout=60) as client:
         headers={"Content-Type": "application/json"},
     )
     assert r.json()["choices"][0]["message"]["content"] == answer
+    assert client.get(base + "/v1/models").json()["object"] == "list"
     r = client.get(base + "/nothing")
     assert r.status_code == 404 and r.json()["error"]["code"] == "unknown_url"
 

@@ -247,7 +247,11 @@ test('W9 over HTTP/1.0 a slow answer is padded until the close, and one that fai
 
 test('W61 the retries that a client counts are in the log', async () => {
   await rawPost(server, chatPath, C, { headers: { 'x-request-id': 'third-try', 'x-stainless-retry-count': '2' } });
-  await server.until('the line', () => server.gateway.lines.some((l) => l.includes('third-try') && l.includes('retry=2')));
+  await server.until('the line', () => server.gateway.lines.some((l) => l.includes('third-try') && l.endsWith(' retry=2')));
+  for (const [id, value] of [['no-count', 'a b=c'], ['long-count', '12345678'], ['sign-count', '-1']]) {
+    await rawPost(server, chatPath, C, { headers: { 'x-request-id': id, 'x-stainless-retry-count': value } });
+    await server.until('the line', () => server.gateway.lines.some((l) => l.includes(id) && l.endsWith(' retry=0')));
+  }
 });
 
 test('no model file: 503 with the file and the remedy, and the server lives', async () => {
