@@ -189,6 +189,22 @@ static void set_slots(struct engine_experts *x, uint32_t layer, uint32_t expert,
                    slots, sizeof(slots));
 }
 
+/* The read that failed was for one of the expert's slices, which share a tensor with others. */
+static void name_tensor(const struct engine_experts *x, uint32_t layer, uint32_t expert,
+                        const struct tier_ssd_part *parts, const struct tier_ssd_result *result,
+                        struct err *e)
+{
+    for (int i = 0; i < TIER_SSD_PARTS; i++) {
+        const struct tier_ssd_part *p = &parts[i];
+        const struct gguf_tensor *t = slice_tensor(x, layer, i);
+        if (p->file == result->file && p->offset < result->offset + result->bytes &&
+            result->offset < p->offset + p->bytes) {
+            (void)err_wrap(e, "expert %u of tensor %.*s", expert, (int)t->name.size, t->name.data);
+            return;
+        }
+    }
+}
+
 /* A read ended: the expert is there, or its group fails. */
 static void land(struct engine_experts *x, const struct tier_ssd_result *result,
                  const struct err *changed)
@@ -201,6 +217,8 @@ static void land(struct engine_experts *x, const struct tier_ssd_result *result,
     struct err e = changed->code != ERR_OK ? *changed : result->error;
     enum err_code code = changed->code != ERR_OK ? changed->code : result->code;
     model_expert_parts(x->model, layer, expert, expert_cache_place(x->cache, layer, expert), parts);
+    if (changed->code == ERR_OK && result->code != ERR_OK)
+        name_tensor(x, layer, expert, parts, result, &e);
     if (code == ERR_OK && !x->sound[result->id])
         code = check_values(x, layer, expert, parts, &e);
     if (code == ERR_OK) {
@@ -212,6 +230,8 @@ static void land(struct engine_experts *x, const struct tier_ssd_result *result,
         expert_cache_failed(x->cache, layer, expert);
         if (layer == x->held_layer)
             x->is_held[expert] = false;
+        if (x->failed != NULL)
+            x->failed(x->failed_context, (uint32_t)result->id, &e);
     }
     if (!waited)
         return;
@@ -514,6 +534,16 @@ bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t exp
     leave_layer(x);
     tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
     return start_read(x, layer, expert, true);
+}
+
+bool engine_experts_bring(struct engine_experts *x, uint32_t layer, uint32_t expert, bool passes)
+{
+    leave_layer(x);
+    if (!start_read(x, layer, expert, passes))
+        return false;
+    if (passes) /* no step may find slots pinned that it does not know of */
+        expert_cache_unpin(x->cache, layer, expert);
+    return true;
 }
 
 void engine_experts_land(struct engine_experts *x)

@@ -51,6 +51,9 @@ struct engine_experts {
     /* Ends what else pins experts (copies to a GPU), when reads find no slot; NULL: nothing does. */
     void (*unpin)(void *context);
     void *unpin_context;
+    /* Told of each expert (layer * n_expert + index) whose read failed. NULL: nobody asks. */
+    void (*failed)(void *context, uint32_t id, const struct err *why);
+    void *failed_context;
     _Atomic uint64_t *heartbeat; /* counted up as reads end, so that a layer that waits for many is
                                   * no hang; NULL: nobody looks */
 
@@ -120,6 +123,9 @@ void engine_experts_idle_warn(struct engine_experts *x);
 /* While no step runs: begins to read an ABSENT expert, pinned. False: no room for now. What fails is
  * ABSENT again and in x->error. */
 bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert);
+/* Between steps: begins to read an ABSENT expert. It takes the place of nothing that is worth more,
+ * unless it only `passes` through. False: no room for now. */
+bool engine_experts_bring(struct engine_experts *x, uint32_t layer, uint32_t expert, bool passes);
 /* While no step runs: waits for a read that is under way and takes what arrived. x->error: the last
  * that failed. */
 void engine_experts_land(struct engine_experts *x);

@@ -389,6 +389,32 @@ enum err_code engine_islands_take_again(struct engine_islands *is, uint32_t n, s
     return code;
 }
 
+bool engine_islands_bring(struct engine_islands *is, uint32_t layer, uint32_t expert)
+{
+    uint64_t place;
+    if (!reserve(is, layer, expert, &place))
+        return false;
+    begin_copy(is, layer, expert, true, place)->background = true;
+    is->n_background++;
+    return true;
+}
+
+bool engine_islands_room(const struct engine_islands *is, uint32_t layer)
+{
+    return has_room(is, layer);
+}
+
+enum err_code engine_islands_settle(struct engine_islands *is, bool wait)
+{
+    if (!wait) {
+        settle(is);
+        return ERR_OK;
+    }
+    const enum err_code code = tier_vram_wait(&is->vram);
+    land(is, is->vram.begun);
+    return code;
+}
+
 /* Experts of one turn of a fill. */
 struct turn {
     uint32_t n, layers[IDLE_COPIES], experts[IDLE_COPIES];

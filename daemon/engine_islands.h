@@ -102,6 +102,15 @@ void engine_islands_end(struct engine_islands *is);   /* what computes was given
  * room: from one of them on, another one each time, until one is refused. */
 void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n);
 
+/* Between steps: begins to copy an expert that is READY in RAM, to stay. False: no island is free for
+ * it, and none holds what is worth less. */
+bool engine_islands_bring(struct engine_islands *is, uint32_t layer, uint32_t expert);
+/* An island of the layer's size is free, or may be: nothing need be given up for it. */
+bool engine_islands_room(const struct engine_islands *is, uint32_t layer);
+/* Between steps: takes notice of copies that are done; with `wait` waits for all. ERR_DEVICE. */
+enum err_code engine_islands_settle(struct engine_islands *is, bool wait)
+    __attribute__((warn_unused_result));
+
 /* Between steps. Gives the memory of n chunks of islands back, those whose experts are used least, or
  * of as many as there are; the experts are where they came from. ERR_DEVICE. */
 enum err_code engine_islands_give_back(struct engine_islands *is, uint32_t n)

@@ -248,9 +248,14 @@ static void drop(struct expert_cache *c, uint32_t layer, uint32_t expert)
     if (l->weakest == expert)
         l->weakest = NONE;
     l->n_ready--;
-    c->counts.evictions++;
     c->counts.resident--;
     c->counts.used_bytes -= l->bytes;
+}
+
+static void evict(struct expert_cache *c, uint32_t layer, uint32_t expert)
+{
+    drop(c, layer, expert);
+    c->counts.evictions++;
 }
 
 /* The expert that is worth least, of a class and of the others; layer NONE: there is none. */
@@ -321,7 +326,7 @@ static void empty_slab(struct expert_cache *c, uint32_t slab)
     const uint32_t n = c->arena.slabs[slab].n_slots;
     for (uint32_t i = 0; i < n; i++)
         if (slots[i].owner != NONE)
-            drop(c, slots[i].owner / c->n_expert, slots[i].owner % c->n_expert);
+            evict(c, slots[i].owner / c->n_expert, slots[i].owner % c->n_expert);
 }
 
 /* Empties a slab of another class if the class has none to evict, or if its evictions have missed
@@ -364,7 +369,7 @@ static bool make_room(struct expert_cache *c, uint32_t class, float limit)
         return false;
     expert_policy_evicted(&c->policy, expert_policy_ahead(&c->policy, v.layer),
                           c->layers[v.layer].chance);
-    drop(c, v.layer, c->layers[v.layer].weakest);
+    evict(c, v.layer, c->layers[v.layer].weakest);
     return true;
 }
 
@@ -448,6 +453,17 @@ void expert_cache_unpin(struct expert_cache *c, uint32_t layer, uint32_t expert)
     assert(x->pins > 0);
     if (--x->pins == 0 && x->state == EXPERT_CACHE_READY)
         loosen(c, layer, expert);
+}
+
+bool expert_cache_forget(struct expert_cache *c, uint32_t layer, uint32_t expert)
+{
+    const struct expert *x = at(c, layer, expert);
+    if (x->state == EXPERT_CACHE_ABSENT)
+        return true;
+    if (!evictable(x))
+        return false;
+    drop(c, layer, expert);
+    return true;
 }
 
 enum expert_cache_state expert_cache_state(const struct expert_cache *c, uint32_t layer,

@@ -84,6 +84,10 @@ void expert_cache_pin(struct expert_cache *c, uint32_t layer, uint32_t expert);
 /* Pins count; one for each need of a present expert, each reserve with pin and each pin. */
 void expert_cache_unpin(struct expert_cache *c, uint32_t layer, uint32_t expert);
 
+/* Forgets a READY expert, which is no eviction. False: it is pinned, or on its way. True also where
+ * it is ABSENT. */
+bool expert_cache_forget(struct expert_cache *c, uint32_t layer, uint32_t expert);
+
 enum expert_cache_state expert_cache_state(const struct expert_cache *c, uint32_t layer,
                                            uint32_t expert);
 /* Place of an expert that is not ABSENT. */

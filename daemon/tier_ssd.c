@@ -33,6 +33,10 @@ struct ssd_request {
     uint32_t n_runs, run; /* run: the one that is being asked for; n_runs: all are */
     uint32_t n_reading;   /* reads in flight */
     struct err error;     /* the first; .code ERR_OK: none */
+    struct ssd_place {
+        uint32_t file;
+        uint64_t offset, bytes;
+    } fault; /* where it was */
 };
 
 /* A read in flight. Of a short one the rest is read under the same token. */
@@ -256,11 +260,13 @@ static void ssd_end_request(struct tier_ssd *t, uint32_t request)
 }
 
 static void ssd_say_ends(struct ssd_request *q, const struct tier_file *f, uint64_t size,
-                         uint64_t offset, uint64_t bytes)
+                         struct ssd_place at)
 {
-    (void)err_set(
-        &q->error, ERR_IO, "%s ends at byte %llu, %llu bytes at %llu are wanted; was it truncated?",
-        f->label, (unsigned long long)size, (unsigned long long)bytes, (unsigned long long)offset);
+    q->fault = at;
+    (void)err_set(&q->error, ERR_IO,
+                  "%s ends at byte %llu, %llu bytes at %llu are wanted; was it truncated?",
+                  f->label, (unsigned long long)size, (unsigned long long)at.bytes,
+                  (unsigned long long)at.offset);
 }
 
 /* Begins reads while there are requests and `depth` allows. */
@@ -305,7 +311,7 @@ void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part 
         if (bytes == 0)
             continue;
         if (offset > f->size || bytes > f->size - offset)
-            ssd_say_ends(q, f, f->size, offset, bytes);
+            ssd_say_ends(q, f, f->size, (struct ssd_place){parts[i].file, offset, bytes});
         else
             ssd_add_run(q, ssd_run_of(t, &parts[i]));
     }
@@ -349,6 +355,7 @@ static bool ssd_repeats_failed(struct tier_ssd *t, struct ssd_read *d, int faile
         d->failed = true;
         return true;
     }
+    t->requests[d->request].fault = (struct ssd_place){d->file, d->offset, d->bytes};
     (void)err_set_os(&t->requests[d->request].error, ERR_IO, failed,
                      "%s: reading %u bytes at %llu fails, also when repeated; check the disk",
                      t->files[d->file].label, d->bytes, (unsigned long long)d->offset);
@@ -363,7 +370,7 @@ static bool ssd_repeats_short(struct tier_ssd *t, struct ssd_read *d, uint32_t g
     const struct tier_file *f = &t->files[d->file];
     const uint64_t size = tier_file_size_now(f);
     if (size < d->offset + d->need) {
-        ssd_say_ends(q, f, size, d->offset, d->need);
+        ssd_say_ends(q, f, size, (struct ssd_place){d->file, d->offset, d->need});
         ssd_stop_request(t, d->request);
         return false;
     }
@@ -380,6 +387,7 @@ static bool ssd_repeats_short(struct tier_ssd *t, struct ssd_read *d, uint32_t g
         t->pause = true;
         return true;
     }
+    q->fault = (struct ssd_place){d->file, d->offset, d->bytes};
     (void)err_set(&q->error, ERR_IO,
                   "%s: reading %u bytes at %llu stays short, also when repeated; check the disk",
                   f->label, d->bytes, (unsigned long long)d->offset);
@@ -441,7 +449,12 @@ uint32_t tier_ssd_wait(struct tier_ssd *t, bool block, struct tier_ssd_result *r
     for (; given < n && t->ended.n > 0; given++) {
         const uint32_t request = ssd_ring_first(&t->ended);
         const struct ssd_request *q = &t->requests[request];
-        ret[given] = (struct tier_ssd_result){q->id, q->error.code, q->error};
+        ret[given] = (struct tier_ssd_result){.id = q->id,
+                                              .code = q->error.code,
+                                              .error = q->error,
+                                              .file = q->fault.file,
+                                              .offset = q->fault.offset,
+                                              .bytes = q->fault.bytes};
         ssd_ring_pop(&t->ended);
         t->free[t->n_free++] = request;
         t->n_open--;

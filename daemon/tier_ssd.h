@@ -61,6 +61,9 @@ struct tier_ssd_result {
     uint64_t id;
     enum err_code code; /* ERR_OK; ERR_IO: read error, or the file ends too early */
     struct err error;
+    /* The read that failed: it may begin before the slice that it was for, and end behind it. */
+    uint32_t file;
+    uint64_t offset, bytes;
 };
 
 struct tier_ssd;
