@@ -1,7 +1,7 @@
 /* Commands about single experts, load_expert and unload_expert: from the loop thread to the engine
  * thread, which carries them out between steps, and back with their answers. A few reads and copies
- * are under way at a time, as for an expert that is read ahead of its need; the others wait in order.
- * Commands for the same expert are carried out in the order in which they came. */
+ * are under way at a time, as for an expert that is read ahead of its need; the others wait in
+ * order. Commands for the same expert are carried out in the order in which they came. */
 #ifndef ISLET_ENGINE_COMMANDS_H
 #define ISLET_ENGINE_COMMANDS_H
 
