@@ -28,18 +28,15 @@ static enum err_code project(struct engine_forward *f, uint32_t layer, const str
 
 static enum err_code attend(struct engine_forward *f, const struct k_kv *kv)
 {
-    const enum err_code code =
-        f->ops->attention(&(struct k_attention){.rows = f->rows,
-                                                .q = f->q,
-                                                .y = f->heads_act.f32,
-                                                .scratch = f->scratch,
-                                                .kv = *kv,
-                                                .n_head = f->model->shape.n_head,
-                                                .scale = f->model->shape.attention_scale},
-                          f->stream);
-    if (code != ERR_OK)
-        return code;
-    return f->ops->quantise(&(struct k_quantise){.rows = f->rows, .act = f->heads_act}, f->stream);
+    return engine_fused_attend(f,
+                               &(struct k_attention){.rows = f->rows,
+                                                     .q = f->q,
+                                                     .y = f->heads_act.f32,
+                                                     .scratch = f->scratch,
+                                                     .kv = *kv,
+                                                     .n_head = f->model->shape.n_head,
+                                                     .scale = f->model->shape.attention_scale},
+                               &f->heads_act);
 }
 
 enum err_code engine_attention_run(struct engine_forward *f, uint32_t layer)

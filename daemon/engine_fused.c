@@ -73,11 +73,24 @@ enum err_code engine_fused_heads(struct engine_forward *f, const struct k_heads 
     return code;
 }
 
-enum err_code engine_fused_route(struct engine_forward *f, const struct k_router *router,
-                                 const struct k_grouping *grouping)
+enum err_code engine_fused_attend(struct engine_forward *f, const struct k_attention *a,
+                                  const struct k_act *y)
+{
+    if (f->ops->attend != NULL)
+        return f->ops->attend(a, y, f->stream);
+    const enum err_code code = f->ops->attention(a, f->stream);
+    if (code != ERR_OK)
+        return code;
+    return f->ops->quantise(&(struct k_quantise){.rows = a->rows, .act = *y}, f->stream);
+}
+
+enum err_code engine_fused_route(struct engine_forward *f, const struct k_matmul *matmul,
+                                 const struct k_router *router, const struct k_grouping *grouping)
 {
     if (f->ops->route != NULL)
-        return f->ops->route(router, grouping, f->stream);
-    const enum err_code code = f->ops->router(router, f->stream);
+        return f->ops->route(matmul, router, grouping, f->stream);
+    enum err_code code = f->ops->matmul(matmul, f->stream);
+    if (code == ERR_OK)
+        code = f->ops->router(router, f->stream);
     return code == ERR_OK ? f->ops->grouping(grouping, f->stream) : code;
 }

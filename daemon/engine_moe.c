@@ -16,16 +16,14 @@ enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
                                                                  .norm = l->ffn_norm,
                                                                  .act = f->norm_act,
                                                                  .eps = shape->rms_eps});
-    if (code == ERR_OK)
-        code = f->ops->matmul(&(struct k_matmul){.rows = f->rows,
+    if (code != ERR_OK)
+        return code;
+    return engine_fused_route(f,
+                              &(struct k_matmul){.rows = f->rows,
                                                  .act = f->norm_act,
                                                  .n_matrices = 1,
                                                  .w = {l->router},
                                                  .y = {f->router}},
-                              f->stream);
-    if (code != ERR_OK)
-        return code;
-    return engine_fused_route(f,
                               &(struct k_router){.rows = f->rows,
                                                  .logits = f->router,
                                                  .ids = ids,

@@ -364,11 +364,13 @@ struct k_ops {
     enum err_code (*arrange)(const struct k_arrange *a,
                              struct k_stream *s); /* NULL: file's order */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
-     * after the other. route: router, then grouping, of the same ids. */
+     * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: matmul by
+     * one matrix, router of its logits, grouping of its ids. Of one stream at a time, as attention. */
     enum err_code (*enter)(const struct k_enter *a, struct k_stream *s);
     enum err_code (*heads)(const struct k_heads *a, struct k_stream *s);
-    enum err_code (*route)(const struct k_router *a, const struct k_grouping *g,
-                           struct k_stream *s);
+    enum err_code (*attend)(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
+    enum err_code (*route)(const struct k_matmul *m, const struct k_router *a,
+                           const struct k_grouping *g, struct k_stream *s);
 
     /* ---- from here on NULL on the CPU: what a device with memory of its own needs ---- */
 

@@ -84,6 +84,7 @@ struct k_stream {
     uint32_t piece, used; /* now filled, and bytes of it */
     struct k_cuda_pending pending[K_CUDA_MAX_PENDING];
     uint32_t n_pending;
+    uint32_t *arrived; /* on the device, 0 between kernels: how many blocks of one are done */
 };
 
 static inline struct k_cuda *k_cuda_of(const struct k_device *d)
@@ -213,8 +214,9 @@ enum err_code k_cuda_check(const struct k_check *a, struct k_stream *s);
 enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s);
 enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *s);
 enum err_code k_cuda_heads(const struct k_heads *a, struct k_stream *s);
-enum err_code k_cuda_route(const struct k_router *a, const struct k_grouping *g,
-                           struct k_stream *s);
+enum err_code k_cuda_attend(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
+enum err_code k_cuda_route(const struct k_matmul *m, const struct k_router *a,
+                           const struct k_grouping *g, struct k_stream *s);
 }
 
 #endif

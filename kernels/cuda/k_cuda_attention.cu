@@ -9,273 +9,16 @@
  * groups go to the scratch, and a second kernel folds them: chunks to groups, groups to the whole
  * (A19). */
 #include "k_cuda_attention.cuh"
+#include "k_cuda_attention_chunk.cuh"
+#include "k_cuda_quantise.cuh"
 
 enum {
-    HEADS = 8, /* of a block */
-    THREADS = 32 * HEADS,
     FEW_ROWS = 8,
     CHUNK_SLOTS = 128, /* chunks of a row up to which each may be a piece of work */
     GROUP_SLOTS = CHUNK_SLOTS / K_CHUNK_GROUP,
-    MERGERS = 4 /* groups that a block of the second kernel makes at a time */
+    MERGERS = 4, /* groups that a block of the second kernel makes at a time */
+    MERGED = 256 /* values of a row that it makes: a block of the quantiser */
 };
-
-enum extent {
-    EXTENT_CHUNK,
-    EXTENT_GROUP,
-    EXTENT_ROW
-};
-
-/* A block's piece of work: chunks first .. end of a row's n_chunks; query heads from first_head on,
- * n_heads of them. */
-struct work {
-    enum extent extent;
-    uint32_t row, sequence, n_visible, n_chunks, head_kv, first_head, n_heads, first, end;
-};
-
-template <enum k_kv_type TYPE, int D> struct chunk_stage {
-    alignas(16) uint8_t keys[D * K_PAGE * (TYPE == K_KV_F16 ? 2 : 1)];
-    alignas(16) uint8_t values[D * K_PAGE * (TYPE == K_KV_F16 ? 2 : 1)];
-    /* 8-bit only */
-    alignas(16) uint16_t key_scales[TYPE == K_KV_F16 ? 8 : D / 32 * K_PAGE];
-    alignas(16) uint16_t value_scales[TYPE == K_KV_F16 ? 8 : D / 32 * K_PAGE];
-};
-
-template <enum k_kv_type TYPE, int D> struct chunk_memory {
-    enum {
-        STAGES = D > 128 ? 1 : 2
-    };
-    struct chunk_stage<TYPE, D> stage[STAGES];
-    union {
-        alignas(16) float f32[HEADS][D];
-        struct {
-            alignas(16) uint32_t word[HEADS][D / 4]; /* four dimensions each */
-            float dx[HEADS][D / 32];
-        } q8;
-    } q;
-    alignas(16) float e[HEADS][K_PAGE]; /* weights */
-};
-
-/* A head's result of a chunk, a group or all: a lane has N = D / 32 neighbouring dimensions. */
-template <int N> struct part {
-    float m, l, y[N];
-};
-
-template <int N>
-static __device__ __forceinline__ void part_fold(struct part<N> *into, const struct part<N> &next,
-                                                 bool first)
-{
-    const struct k_cuda_attention_step s = k_cuda_attention_meet(into->m, next.m);
-    into->m = first ? next.m : s.m;
-    into->l = first ? next.l : k_cuda_attention_fold(into->l, s.a, next.l, s.b);
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        into->y[i] = first ? next.y[i] : k_cuda_attention_fold(into->y[i], s.a, next.y[i], s.b);
-}
-
-/* ---- a chunk comes ---------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void copy_bytes(void *to, const void *from, uint32_t n)
-{
-    for (uint32_t i = 16 * threadIdx.x; i < n; i += 16 * THREADS)
-        k_cuda_warp_copy16((uint8_t *)to + i, (const uint8_t *)from + i);
-}
-
-/* Starts the copies of a chunk, first of its keys, then of its values at visible positions: two
- * groups, empty ones beyond the end. */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ void chunk_load(const struct k_cuda_attention_args &a,
-                                                  const struct work &p, uint32_t c,
-                                                  struct chunk_stage<TYPE, D> *stage)
-{
-    const bool present = c < p.end;
-    const uint32_t n = present ? min(p.n_visible - c * K_PAGE, (uint32_t)K_PAGE) : 0;
-    struct k_cuda_kv_head h = {};
-    if (present) {
-        uint8_t *layer = k_cuda_kv_page(a.kv, p.sequence, c);
-        h = TYPE == K_KV_F16 ? k_cuda_kv_head_f16(a.kv, layer, p.head_kv)
-                             : k_cuda_kv_head_of(a.kv, layer, p.head_kv);
-        copy_bytes(stage->keys, h.keys, sizeof stage->keys);
-        if (TYPE == K_KV_Q8_0)
-            copy_bytes(stage->key_scales, h.key_scales, sizeof stage->key_scales);
-    }
-    k_cuda_warp_commit();
-    if (present) {
-        copy_bytes(stage->values, h.values, (uint32_t)sizeof stage->values / K_PAGE * n);
-        if (TYPE == K_KV_Q8_0)
-            copy_bytes(stage->value_scales, h.value_scales, sizeof stage->value_scales);
-    }
-    k_cuda_warp_commit();
-}
-
-/* Puts the warp's query into shared memory, where the warp alone reads it. True: not finite. */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ bool chunk_query(const struct k_cuda_attention_args &a,
-                                                   const struct work &p,
-                                                   struct chunk_memory<TYPE, D> *memory)
-{
-    const uint32_t h = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float *q = a.q + ((uint64_t)p.row * a.n_head + p.first_head + h) * D;
-    bool fault = false;
-    for (uint32_t base = 0; base < D / 4 && h < p.n_heads; base += 32) {
-        const uint32_t w = base + lane;
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (w < D / 4)
-            x = *(const float4 *)(const void *)(q + 4 * w);
-        if constexpr (TYPE == K_KV_F16) {
-            if (w < D / 4)
-                *(float4 *)(void *)&memory->q.f32[h][4 * w] = x;
-        } else {
-            const float v[4] = {x.x, x.y, x.z, x.w};
-            uint32_t word;
-            float dx;
-            fault |= k_cuda_attention_quantise(v, &word, &dx);
-            if (w < D / 4) {
-                memory->q.q8.word[h][w] = word;
-                memory->q.q8.dx[h][w / 8] = dx;
-            }
-        }
-    }
-    __syncwarp();
-    return fault;
-}
-
-/* ---- one chunk, one head, one warp ------------------------------------------------------------- */
-
-/* Scores of positions 2 * lane and 2 * lane + 1, dimensions ascending (A18). */
-template <int D>
-static __device__ __forceinline__ void scores_f16(const float *q,
-                                                  const struct chunk_stage<K_KV_F16, D> &stage,
-                                                  float acc[2])
-{
-    const uint32_t *keys = (const uint32_t *)(const void *)stage.keys + threadIdx.x % 32;
-#pragma unroll 4
-    for (int d = 0; d < D; d += 4) {
-        const float4 x = *(const float4 *)(const void *)(q + d);
-        const float qd[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 k = k_cuda_warp_of_f16x2(keys[(d + i) * (K_PAGE / 2)]);
-            acc[0] = k_float_fma(qd[i], k.x, acc[0]);
-            acc[1] = k_float_fma(qd[i], k.y, acc[1]);
-        }
-    }
-}
-
-/* The same on integers: 32 dimensions are one exact sum. */
-template <int D>
-static __device__ __forceinline__ void scores_q8(const uint32_t *words, const float *dx,
-                                                 const struct chunk_stage<K_KV_Q8_0, D> &stage,
-                                                 float acc[2])
-{
-    const uint32_t lane = threadIdx.x % 32;
-    const uint16_t *keys = (const uint16_t *)(const void *)stage.keys + lane;
-#pragma unroll 1
-    for (int b = 0; b < D / 32; b++) {
-        int32_t dot[2] = {0, 0};
-#pragma unroll
-        for (int w = 8 * b; w < 8 * b + 8; w++) {
-            const uint16_t *at = keys + 4 * w * (K_PAGE / 2);
-            const uint32_t low = __byte_perm(at[0], at[K_PAGE / 2], 0x5140);
-            const uint32_t high = __byte_perm(at[K_PAGE], at[K_PAGE / 2 * 3], 0x5140);
-            const int32_t q = (int32_t)words[w];
-            dot[0] = __dp4a(q, (int32_t)__byte_perm(low, high, 0x5410), dot[0]);
-            dot[1] = __dp4a(q, (int32_t)__byte_perm(low, high, 0x7632), dot[1]);
-        }
-        const uint32_t scales =
-            ((const uint32_t *)(const void *)stage.key_scales)[b * (K_PAGE / 2) + lane];
-        const float2 dk = k_cuda_warp_of_f16x2(scales);
-        acc[0] = k_float_fma(k_float_mul(dx[b], dk.x), k_cuda_warp_of_int(dot[0]), acc[0]);
-        acc[1] = k_float_fma(k_float_mul(dx[b], dk.y), k_cuda_warp_of_int(dot[1]), acc[1]);
-    }
-}
-
-/* The lane's N values of position j, and what the weights are multiplied by (8-bit). */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ float value_get(const struct chunk_stage<TYPE, D> &stage,
-                                                  uint32_t j, float v[D / 32])
-{
-    enum {
-        N = D / 32
-    };
-    const uint32_t lane = threadIdx.x % 32;
-    if constexpr (TYPE == K_KV_F16) {
-        const uint8_t *at = stage.values + (j * 32 + lane) * 2 * N;
-        if constexpr (N >= 4) {
-#pragma unroll
-            for (int i = 0; i < N; i += 4)
-                k_cuda_warp_of_f16x4(*(const uint2 *)(const void *)(at + 2 * i), v + i);
-        } else {
-            const float2 w = k_cuda_warp_of_f16x2(*(const uint32_t *)(const void *)at);
-            v[0] = w.x;
-            v[1] = w.y;
-        }
-        return 1.0f;
-    } else {
-        const uint8_t *at = stage.values + (j * 32 + lane) * N;
-        if constexpr (N >= 4) {
-#pragma unroll
-            for (int i = 0; i < N; i += 4)
-                k_cuda_warp_of_bytes(*(const uint32_t *)(const void *)(at + i), v + i);
-        } else {
-            float w[4];
-            k_cuda_warp_of_bytes(*(const uint16_t *)(const void *)at, w);
-            v[0] = w[0];
-            v[1] = w[1];
-        }
-        return k_cuda_warp_of_f16(stage.value_scales[j * N + lane * N / 32]);
-    }
-}
-
-/* y = fma(e, V[j], y). */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ void value_add(const struct chunk_stage<TYPE, D> &stage,
-                                                 uint32_t j, float e, float y[D / 32])
-{
-    float v[D / 32];
-    const float scale = value_get<TYPE, D>(stage, j, v);
-    const float w = TYPE == K_KV_F16 ? e : k_float_mul(e, scale);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        y[i] = k_float_fma(w, v[i], y[i]);
-}
-
-/* The same over the n visible positions, ascending (A18). */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ void chunk_values(const struct chunk_stage<TYPE, D> &stage,
-                                                    const float *e, uint32_t n, float y[D / 32])
-{
-#pragma unroll 2
-    for (uint32_t j = 0; j + 4 <= n; j += 4) {
-        const float4 four = *(const float4 *)(const void *)(e + j);
-        const float ej[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++)
-            value_add<TYPE, D>(stage, j + k, ej[k], y);
-    }
-#pragma unroll 1
-    for (uint32_t j = n / 4 * 4; j < n; j++)
-        value_add<TYPE, D>(stage, j, e[j], y);
-}
-
-/* Scores to weights; m and l of the chunk. True: a score is not finite. */
-template <enum k_kv_type TYPE, int D>
-static __device__ __forceinline__ bool chunk_weigh(const struct chunk_stage<TYPE, D> &stage,
-                                                   struct chunk_memory<TYPE, D> *memory, uint32_t n,
-                                                   float scale, struct part<D / 32> *ret)
-{
-    const uint32_t h = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float acc[2] = {0.0f, 0.0f};
-    float2 e;
-    if constexpr (TYPE == K_KV_F16)
-        scores_f16<D>(memory->q.f32[h], stage, acc);
-    else
-        scores_q8<D>(memory->q.q8.word[h], memory->q.q8.dx[h], stage, acc);
-    const bool fault = k_cuda_attention_weigh(
-        k_float_mul(acc[0], scale), k_float_mul(acc[1], scale), n, &e.x, &e.y, &ret->m, &ret->l);
-    *(float2 *)(void *)&memory->e[h][2 * lane] = e;
-    __syncwarp();
-    return fault;
-}
 
 /* ---- a block's work --------------------------------------------------------------------------- */
 
@@ -314,16 +57,18 @@ static __device__ __forceinline__ void work_store(const struct k_cuda_attention_
         a.sums[at] = make_float2(r->m, r->l);
 }
 
+/* loaded: its first chunk is on the way. */
 template <enum k_kv_type TYPE, int D>
 static __device__ __forceinline__ void work_run(const struct k_cuda_attention_args &a,
-                                                const struct work &p,
+                                                const struct work &p, bool loaded,
                                                 struct chunk_memory<TYPE, D> *memory)
 {
     typedef struct chunk_memory<TYPE, D> M;
     const bool mine = threadIdx.x / 32 < p.n_heads; /* this warp has a head */
     struct part<D / 32> chunk = {}, group = {}, total = {
     };
-    chunk_load<TYPE, D>(a, p, p.first, &memory->stage[0]);
+    if (!loaded)
+        chunk_load<TYPE, D>(a, p, p.first, &memory->stage[0]);
     bool fault = chunk_query(a, p, memory);
 #pragma unroll 1
     for (uint32_t c = p.first; c < p.end; c++) {
@@ -366,7 +111,8 @@ static __device__ __forceinline__ uint32_t chunks_of(uint32_t position)
     return position / K_PAGE + 1;
 }
 
-/* Few rows, as all blocks read them at once. */
+/* Few rows, as all blocks read them at once. They are the host's: no kernel before has a part in
+ * them. */
 struct few {
     uint32_t n_rows, n_chunks[FEW_ROWS], sequence[FEW_ROWS];
 };
@@ -395,6 +141,15 @@ static __device__ __forceinline__ enum extent few_extent(const struct k_cuda_att
     const uint32_t parts = a.kv.n_head_kv * ((a.shared + HEADS - 1) / HEADS);
     return most <= a.chunk_slots && sum * parts <= a.busy * K_CHUNK_GROUP / 2 ? EXTENT_CHUNK
                                                                               : EXTENT_GROUP;
+}
+
+/* Is the chunk one that this step writes nothing to, in whatever sequence? */
+static __device__ __forceinline__ bool chunk_is_old(const struct few &few, uint32_t chunk)
+{
+    bool old = true;
+    for (uint32_t r = 0; r < few.n_rows; r++)
+        old &= chunk + 1 < few.n_chunks[r];
+    return old;
 }
 
 /* Fills in the heads of piece i of a step, and which chunks of the row it has: the n-th `chunks`. */
@@ -438,16 +193,24 @@ static __global__ void __launch_bounds__(THREADS, 3)
     extern __shared__ uint4 shared[];
     struct chunk_memory<TYPE, D> *memory = (struct chunk_memory<TYPE, D> *)(void *)shared;
     struct work p = {};
-    k_cuda_await();
-    k_cuda_release();
     if (a.rows.max_rows <= FEW_ROWS) {
         __shared__ struct few few;
         few_read(a, &few);
         p.extent = few_extent(a, few);
-        for (uint32_t i = blockIdx.x; work_of_few(a, few, i, &p); i += gridDim.x)
-            work_run(a, p, memory);
+        bool there = work_of_few(a, few, blockIdx.x, &p);
+        bool loaded = there && chunk_is_old(few, p.first);
+        if (loaded)
+            chunk_load<TYPE, D>(a, p, p.first, &memory->stage[0]);
+        k_cuda_await();
+        k_cuda_release();
+        for (uint32_t i = blockIdx.x; there; there = work_of_few(a, few, i += gridDim.x, &p)) {
+            work_run(a, p, loaded, memory);
+            loaded = false;
+        }
         return;
     }
+    k_cuda_await();
+    k_cuda_release();
     /* Many rows: those of which the prefill kernel does not take the tile. */
     const uint32_t n_rows = *a.rows.n_rows;
     const uint32_t parts = a.kv.n_head_kv * ((a.shared + HEADS - 1) / HEADS);
@@ -458,7 +221,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
             continue;
         p.sequence = a.rows.sequence[p.row];
         work_fill(a, i, 0, UINT32_MAX, &p);
-        work_run(a, p, memory);
+        work_run(a, p, false, memory);
     }
 }
 
@@ -515,45 +278,76 @@ static __device__ __forceinline__ struct part<1> merge_fold(const float2 *sums, 
     return r;
 }
 
-/* Few rows: from the slots to the result of a query head. */
+/* Block blockIdx.y of the row's forms, by the first warp; v: the lane's values. */
+static __device__ __forceinline__ void
+merge_quantise(const struct k_cuda_attention_args &a, uint32_t row, const float *from, uint32_t n)
+{
+    float v[K_CUDA_QUANTISE_VALUES];
+#pragma unroll
+    for (int i = 0; i < K_CUDA_QUANTISE_VALUES; i++)
+        v[i] = from[i];
+    uint8_t *q32 = a.q32 == NULL ? NULL : a.q32 + row * k_cuda_act_stride(K_FORM_Q32, n);
+    uint8_t *q256 = a.q256 == NULL ? NULL : a.q256 + row * k_cuda_act_stride(K_FORM_Q256, n);
+    if (!k_cuda_quantise_block(v, q32, q256, n, blockIdx.y, true))
+        a.rows.faults[row] = 1;
+}
+
+/* Few rows: from the slots to the results of as many query heads as have MERGED values, and the forms
+ * of these, where they are asked for. A thread has a value of every MERGERS-th group. */
 template <int D>
-static __global__ void __launch_bounds__(MERGERS *D)
+static __global__ void __launch_bounds__(MERGERS *MERGED)
     attention_merge(const struct k_cuda_attention_args a)
 {
-    __shared__ float2 sums[GROUP_SLOTS];
-    __shared__ float ys[GROUP_SLOTS][D];
+    __shared__ float2 sums[MERGED / D][GROUP_SLOTS];
+    __shared__ __align__(16) float ys[GROUP_SLOTS][MERGED];
     __shared__ struct few few;
-    const uint32_t row = blockIdx.x, d = threadIdx.x % D;
+    const uint32_t row = blockIdx.x, column = threadIdx.x % MERGED, merger = threadIdx.x / MERGED;
+    const uint32_t head = blockIdx.y * (MERGED / D) + column / D;
+    few_read(a, &few);
     k_cuda_await();
     k_cuda_release();
-    few_read(a, &few);
-    const uint32_t n_chunks = few.n_chunks[row];
-    const uint32_t n_groups = (n_chunks + K_CHUNK_GROUP - 1) / K_CHUNK_GROUP;
-    if (row >= few.n_rows || n_chunks == 1)
+    if (row >= few.n_rows)
         return;
-    const uint64_t head = (uint64_t)row * a.n_head + blockIdx.y;
-    const float2 *from = a.sums + head * (a.chunk_slots + a.max_groups);
-    const float *parts = a.parts + head * (a.chunk_slots + a.max_groups) * D + d;
-    struct part<1> r;
-    if (few_extent(a, few) == EXTENT_GROUP) {
-        if (n_groups == 1 || threadIdx.x >= D)
-            return;
-        r = merge_fold<D>(from + a.chunk_slots, parts + (size_t)a.chunk_slots * D, n_groups);
-    } else {
-        for (uint32_t g = threadIdx.x / D; g < n_groups; g += MERGERS) {
+    const bool present = head < a.n_head;
+    const uint32_t n_chunks = few.n_chunks[row],
+                   n_groups = (n_chunks + K_CHUNK_GROUP - 1) / K_CHUNK_GROUP;
+    const uint64_t slots = (uint64_t)row * a.n_head + (present ? head : 0);
+    const float2 *from = a.sums + slots * (a.chunk_slots + a.max_groups);
+    const float *parts = a.parts + slots * (a.chunk_slots + a.max_groups) * D + column % D;
+    float *y = a.y + slots * D + column % D;
+    const bool groups = few_extent(a, few) == EXTENT_GROUP;
+    const bool whole =
+        n_chunks == 1 || (groups && n_groups == 1); /* the first kernel has stored it */
+    struct part<1> r = {
+    };
+    if (!groups && !whole) {
+        for (uint32_t g = merger; g < n_groups; g += MERGERS) {
             const uint32_t first = g * K_CHUNK_GROUP;
             r = merge_fold<D>(from + first, parts + (size_t)first * D,
                               min(n_chunks - first, (uint32_t)K_CHUNK_GROUP));
-            ys[g][d] = r.y[0];
-            if (d == 0)
-                sums[g] = make_float2(r.m, r.l);
+            ys[g][column] = r.y[0];
+            if (column % D == 0)
+                sums[column / D][g] = make_float2(r.m, r.l);
         }
         __syncthreads();
-        if (threadIdx.x >= D)
-            return;
-        r = merge_fold<D>(sums, &ys[0][d], n_groups);
     }
-    a.y[head * D + d] = k_float_div(r.y[0], r.l);
+    if (merger == 0) {
+        float value = *y;
+        if (!whole) {
+            r = groups ? merge_fold<D>(from + a.chunk_slots, parts + (size_t)a.chunk_slots * D,
+                                       n_groups)
+                       : merge_fold<MERGED>(sums[column / D], &ys[0][column], n_groups);
+            value = k_float_div(r.y[0], r.l);
+        }
+        if (!whole && present)
+            *y = value;
+        ys[0][column] = value; /* its group was this thread's alone */
+    }
+    if (a.q32 == NULL && a.q256 == NULL)
+        return;
+    __syncthreads();
+    if (threadIdx.x < 32)
+        merge_quantise(a, row, &ys[0][threadIdx.x * K_CUDA_QUANTISE_VALUES], a.n_head * D);
 }
 
 /* ---- host side ------------------------------------------------------------------------------- */
@@ -587,8 +381,10 @@ static void launch(const struct k_cuda_attention_args *a, struct k_stream *s)
     K_CUDA_LAUNCH_AHEAD(s, (attention_chunks<TYPE, D>),
                         (uint32_t)(most < 2 * a->busy ? most : 2 * a->busy), THREADS,
                         sizeof(struct chunk_memory<TYPE, D>), *a);
-    if (few && a->kv.max_pages > 1)
-        K_CUDA_LAUNCH_AHEAD(s, (attention_merge<D>), dim3(rows, a->n_head), MERGERS * D, 0, *a);
+    if (few && (a->kv.max_pages > 1 || a->q32 != NULL || a->q256 != NULL))
+        K_CUDA_LAUNCH_AHEAD(s, (attention_merge<D>),
+                            dim3(rows, (a->n_head * D + MERGED - 1) / MERGED), MERGERS * MERGED, 0,
+                            *a);
 }
 
 /* False: there is no kernel of chunks for this head size. */
@@ -610,9 +406,12 @@ static bool launch_chunks(const struct k_cuda_attention_args *a, struct k_stream
     }
 }
 
-extern "C" enum err_code k_cuda_attention(const struct k_attention *a, struct k_stream *s)
+/* y: forms that the result is wanted in too, or NULL. */
+static void attention(const struct k_attention *a, const struct k_act *y, struct k_stream *s)
 {
     struct k_cuda_attention_args args;
+    args.q32 = y == NULL ? NULL : (uint8_t *)k_cuda_at(y->q32);
+    args.q256 = y == NULL ? NULL : (uint8_t *)k_cuda_at(y->q256);
     args.rows = k_cuda_rows_of(&a->rows);
     args.q = (const float *)k_cuda_at(a->q);
     args.y = (float *)k_cuda_at(a->y);
@@ -634,5 +433,26 @@ extern "C" enum err_code k_cuda_attention(const struct k_attention *a, struct k_
     if (a->kv.type == K_KV_F16 ? !launch_chunks<K_KV_F16>(&args, s)
                                : !launch_chunks<K_KV_Q8_0>(&args, s))
         k_cuda_attention_plain(&args, a->kv.type, s);
+}
+
+extern "C" enum err_code k_cuda_attention(const struct k_attention *a, struct k_stream *s)
+{
+    attention(a, NULL, s);
     return ERR_OK;
+}
+
+extern "C" enum err_code k_cuda_attend(const struct k_attention *a, const struct k_act *y,
+                                       struct k_stream *s)
+{
+    const uint32_t dim = a->kv.head_dim;
+    if (a->rows.max_rows <= FEW_ROWS && y->n % MERGED == 0 &&
+        (dim == 64 || dim == 128 || dim == 256)) {
+        attention(a, y, s);
+        return ERR_OK;
+    }
+    struct k_quantise quantise = {};
+    quantise.rows = a->rows;
+    quantise.act = *y;
+    attention(a, NULL, s);
+    return k_cuda_quantise(&quantise, s);
 }

@@ -24,6 +24,7 @@ struct k_cuda_attention_args {
     float *parts;
     float2 *sums;
     uint32_t chunk_slots, max_groups;
+    uint8_t *q32, *q256;     /* forms of y that the second kernel makes; NULL: not wanted */
     uint32_t n_head, shared; /* shared: query heads of a kv head */
     uint32_t tile_rows;      /* rows that the prefill kernel takes together; 0: it takes none */
     uint32_t busy;           /* blocks that fill the device */

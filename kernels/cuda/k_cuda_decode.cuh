@@ -15,6 +15,7 @@
 
 #include "k_cuda.cuh"
 #include "k_cuda_decode_tile.cuh"
+#include "k_cuda_quantise.cuh"
 
 enum {
     K_CUDA_DECODE_WARPS = 8,
@@ -192,16 +193,45 @@ static __device__ __forceinline__ void k_cuda_decode_stage(const struct k_cuda_d
         k_cuda_warp_commit();
 }
 
-/* A6 over a batch's t's, then emit(column, output of the piece, sum, the second set's sum) if that
+/* The same from rows of floats (A4), by whole warps: row(c) is one of them. Calls bad() for a column
+ * with a value that is not finite. */
+template <int COLUMNS, typename Row, typename Bad>
+static __device__ __forceinline__ void k_cuda_decode_quantise(
+    const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
+    enum k_format format, uint32_t count, Row row, Bad bad, uint32_t first, uint32_t tiles)
+{
+    const uint32_t warp = threadIdx.x / 32, c = COLUMNS == 1 ? 0 : warp;
+    const bool small = k_cuda_decode_blocks(format) == 8;
+    if (c >= count)
+        return;
+    const float *x = (const float *)(const void *)row(c);
+    x += first * 256 + threadIdx.x % 32 * K_CUDA_QUANTISE_VALUES;
+    int8_t *q = s.q + c * (shape.staged * 256 + 16);
+    int16_t *sum = s.sum + c * (shape.staged * 8 + 8);
+    float *dx = s.dx + c * k_cuda_decode_dx_stride(shape);
+    for (uint32_t i = COLUMNS == 1 ? warp : 0; i < tiles;
+         i += COLUMNS == 1 ? K_CUDA_DECODE_WARPS : 1) {
+        const float4 low = *(const float4 *)(const void *)(x + 256 * i),
+                     high = *(const float4 *)(const void *)(x + 256 * i + 4);
+        const float v[K_CUDA_QUANTISE_VALUES] = {low.x,  low.y,  low.z,  low.w,
+                                                 high.x, high.y, high.z, high.w};
+        const struct k_cuda_quantise_to to = {q + 256 * i, sum + 8 * i, dx + (small ? 8 * i : i)};
+        if (!(small ? k_cuda_quantise_one<K_FORM_Q32>(v, to)
+                    : k_cuda_quantise_one<K_FORM_Q256>(v, to)))
+            bad();
+    }
+}
+
+/* A6 over a batch's t's, then source.emit(column, output of the piece, sum, the second set's sum) if that
  * was the rest of the outputs' inputs. `turn` says which warp begins, so that the few folds of one
  * column do not fall to the same. dx: of the batch's first tile. */
-template <int COLUMNS, int SETS, typename Emit>
+template <int COLUMNS, int SETS, typename Source>
 static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_decode_shared &s,
                                                           const struct k_cuda_decode_batch &b,
                                                           const float *t, const float *dx,
                                                           uint32_t dx_stride, uint32_t blocks,
                                                           uint32_t count, bool last, uint32_t turn,
-                                                          Emit emit)
+                                                          const Source &source)
 {
     const uint32_t results = b.stripes * 16 * COLUMNS, n = b.tiles * blocks;
     for (uint32_t i = (threadIdx.x + 32 * turn) % K_CUDA_DECODE_THREADS; i < results;
@@ -235,7 +265,7 @@ static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_de
                 step(scale[j], j);
         }
         if (last)
-            emit(column, b.stripe * 16 + i / COLUMNS, sum[0], sum[SETS - 1]);
+            source.emit(column, b.stripe * 16 + i / COLUMNS, sum[0], sum[SETS - 1]);
         else
             for (int k = 0; k < SETS; k++)
                 s.acc[k * results + i] = sum[k];
@@ -267,13 +297,12 @@ static __device__ __forceinline__ void k_cuda_decode_arrived(uint32_t newer)
         k_cuda_warp_copied<0>();
 }
 
-/* A piece with up to COLUMNS columns. row(c): column c's activation row; staged_already: the
- * rows are in shared memory, or on their way. The caller's next use of shared memory comes after a barrier. */
-template <int F, int COLUMNS, int SETS, bool LATE, typename Row, typename Emit>
+/* A piece with up to COLUMNS columns. The caller's next use of shared memory comes after a
+ * barrier. */
+template <int F, int COLUMNS, int SETS, typename Source>
 static __device__ __forceinline__ void k_cuda_decode_piece_of(
     const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
-    const struct k_cuda_decode_piece &piece, uint32_t count, bool staged_already, Row row,
-    Emit emit)
+    const struct k_cuda_decode_piece &piece, uint32_t count, const Source &source)
 {
     const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
     const enum k_format f = F != K_CUDA_DECODE_ANY ? (enum k_format)F : piece.format;
@@ -306,16 +335,24 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
         }
         k_cuda_warp_commit();
     };
+    const auto row = [&](uint32_t c) { return source.row(c); };
+    const auto stage = [&](uint32_t tile, uint32_t tiles) {
+        if constexpr (Source::FLOATS)
+            k_cuda_decode_quantise<COLUMNS>(
+                s, shape, f, count, row, [&]() { source.bad(); }, tile, tiles);
+        else
+            k_cuda_decode_stage<COLUMNS, false>(s, shape, f, piece.n_in, count, row, tile, tiles);
+    };
     const bool whole = shape.staged >= all_tiles;
-    if (!LATE && whole && !staged_already)
+    if (!Source::LATE && whole && !Source::ONE_ROW)
         k_cuda_decode_stage<COLUMNS, true>(s, shape, f, piece.n_in, count, row, 0, all_tiles);
     for (uint32_t k = 0; k < shape.ring; k++)
         copy(k);
-    if (LATE) {
+    if (Source::LATE) {
         k_cuda_await(); /* weights are nobody's result */
         k_cuda_release();
         if (whole)
-            k_cuda_decode_stage<COLUMNS, false>(s, shape, f, piece.n_in, count, row, 0, all_tiles);
+            stage(0, all_tiles);
     } else {
         k_cuda_decode_arrived(shape.ring);
     }
@@ -323,8 +360,7 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
     for (; b.stripe < n_stripes; k_cuda_decode_next(b, shape, n_stripes, all_tiles), turn++) {
         if (!whole) {
             __syncthreads(); /* the last batch is folded */
-            k_cuda_decode_stage<COLUMNS, false>(s, shape, f, piece.n_in, count, row, b.tile,
-                                                b.tiles);
+            stage(b.tile, b.tiles);
         }
         if (!whole || turn == 0)
             __syncthreads();
@@ -343,7 +379,7 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
         }
         __syncthreads();
         k_cuda_decode_fold<COLUMNS, SETS>(s, b, t, s.dx + staged * blocks, dx_stride, blocks, count,
-                                          b.tile + b.tiles == all_tiles, turn, emit);
+                                          b.tile + b.tiles == all_tiles, turn, source);
     }
 }
 
@@ -351,6 +387,8 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
  *   LATE           activations are known late: weights are asked for first, before k_cuda_await.
  *                  Else the source has called it, and activations come first, ahead of the crowd
  *   ONE_ROW        every piece has the one column row(0), known before find
+ *   FLOATS         row(c) is a row of floats, which each block quantises for itself, once awaited;
+ *                  bad() is then called for a column with a value that is not finite
  *   units()        stripes of the launch, per set
  *   find(unit, piece)               the piece from that unit on
  *   take(first, count)              goes on with columns [first, first + count) of the piece
@@ -361,13 +399,11 @@ static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_
                                                      uint32_t n_in, void *memory, Source &source)
 {
     const struct k_cuda_decode_shared s = k_cuda_decode_carve(memory, shape, COLUMNS);
-    const auto row = [&](uint32_t c) { return source.row(c); };
-    const auto emit = [&](uint32_t c, uint32_t output, float sum, float second) {
-        source.emit(c, output, sum, second);
-    };
     const uint32_t all_tiles = n_in / K_CUDA_TILE_INPUTS;
     if (Source::ONE_ROW && shape.staged >= all_tiles)
-        k_cuda_decode_stage<COLUMNS, true>(s, shape, (enum k_format)F, n_in, 1, row, 0, all_tiles);
+        k_cuda_decode_stage<COLUMNS, true>(
+            s, shape, (enum k_format)F, n_in, 1, [&](uint32_t c) { return source.row(c); }, 0,
+            all_tiles);
     const uint32_t units = source.units(), each = units / gridDim.x, more = units % gridDim.x;
     uint32_t unit = blockIdx.x * each + min(blockIdx.x, more);
     const uint32_t end = unit + each + (blockIdx.x < more);
@@ -378,8 +414,7 @@ static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_
         for (uint32_t first = 0; first < piece.columns; first += COLUMNS) {
             const uint32_t count = min(piece.columns - first, (uint32_t)COLUMNS);
             source.take(first, count);
-            k_cuda_decode_piece_of<F, COLUMNS, SETS, Source::LATE>(s, shape, piece, count,
-                                                                   Source::ONE_ROW, row, emit);
+            k_cuda_decode_piece_of<F, COLUMNS, SETS>(s, shape, piece, count, source);
             __syncthreads();
         }
         unit += piece.count;

@@ -279,6 +279,7 @@ static void fill(struct k_ops *ret)
     ret->arrange = k_cuda_arrange;
     ret->enter = k_cuda_enter;
     ret->heads = k_cuda_heads;
+    ret->attend = k_cuda_attend;
     ret->route = k_cuda_route;
     ret->lost = lost;
     ret->describe = describe;

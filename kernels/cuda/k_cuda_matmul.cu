@@ -26,7 +26,7 @@ struct decode {
 /* The memory of max_rows rows is always there, so their number is looked at when results are
  * stored. */
 struct decode_source {
-    static constexpr bool LATE = true, ONE_ROW = false;
+    static constexpr bool LATE = true, ONE_ROW = false, FLOATS = false;
     const struct decode &p;
     const uint8_t *act;
     uint64_t act_stride;

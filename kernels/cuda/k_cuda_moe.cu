@@ -43,6 +43,7 @@ struct product {
     bool with_gate;   /* y has gate's results, this is up: y = swiglu(y, result) */
     uint32_t n_in, n_out;
     uint64_t row_bytes, act_stride; /* of weights in the file's order; of activations */
+    uint32_t *faults;
     struct k_cuda_decode_shape shape;
 };
 
@@ -57,14 +58,15 @@ __device__ __forceinline__ void put(const struct product &p, uint32_t pair, uint
     *y = p.with_gate ? k_float_swiglu(*y, value) : value;
 }
 
-/* SETS: 1 a matrix, 2 gate and up. */
+/* SETS: 1 a matrix, 2 gate and up; 0: down, whose activations are gate_up's floats. */
 template <enum k_format F, int COLUMNS, int SETS> struct few_source {
-    static constexpr bool LATE = false, ONE_ROW = COLUMNS == 1 && SETS == 2;
+    static constexpr bool LATE = SETS == 0, ONE_ROW = COLUMNS == 1 && SETS == 2, FLOATS = SETS == 0;
     const struct product &p;
     const uint32_t stripes;
     const uint32_t *pairs; /* of the group found */
     uint32_t output;       /* first of the piece */
     const uint8_t *act;    /* row of the column that this thread fetches */
+    uint32_t pair;         /* of that column */
     float *y;              /* where this thread's results go: its column is the same in all */
 
     __device__ uint32_t units() const
@@ -89,12 +91,17 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
     {
         const uint32_t fetched = COLUMNS == 1 ? 0 : min(threadIdx.x / 32, count - 1);
         const uint32_t made = COLUMNS == 1 ? 0 : min(threadIdx.x % COLUMNS, count - 1);
-        act = act_of_pair(p, pairs[first + fetched]);
+        pair = pairs[first + fetched];
+        act = act_of_pair(p, pair);
         y = p.y + (uint64_t)pairs[first + made] * p.n_out + output;
     }
     __device__ const uint8_t *row(uint32_t) const
     {
         return ONE_ROW ? p.act : act;
+    }
+    __device__ void bad() const
+    {
+        p.faults[pair / p.groups.n_used] = 1;
     }
     __device__ void emit(uint32_t, uint32_t o, float sum, float second) const
     {
@@ -110,12 +117,14 @@ __global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
-    k_cuda_await(); /* groups are a result */
-    k_cuda_release();
+    if (SETS > 0) { /* groups are a result; of down's they are not the last kernel's, but h is */
+        k_cuda_await();
+        k_cuda_release();
+    }
     struct few_source<F, COLUMNS, SETS> source = {
-        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, NULL, NULL
+        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, NULL, 0, NULL
     };
-    k_cuda_decode<F, COLUMNS, SETS>(p.shape, p.n_in, k_cuda_decode_memory, source);
+    k_cuda_decode<F, COLUMNS, SETS == 2 ? 2 : 1>(p.shape, p.n_in, k_cuda_decode_memory, source);
 }
 
 template <enum k_format F, int COLUMNS>
@@ -180,10 +189,14 @@ __global__ void __launch_bounds__(32 * QUANTISE_WARPS) quantise_pairs(const stru
     }
 }
 
+/* Not where `down` quantises for itself. */
 void quantise_h(const struct k_moe_gate_up *a, const struct k_prefill_groups &groups,
                 struct k_stream *s)
 {
+    const struct k_experts *x = &a->experts;
     struct quantise q = {};
+    if (a->rows.max_rows <= 8 && k_cuda_tile_arranged(x->down, x->n_embd, x->n_ff))
+        return;
     q.groups = groups;
     q.h = (const float *)k_cuda_at(a->h.f32);
     q.q32 = (uint8_t *)k_cuda_at(a->h.q32);
@@ -192,7 +205,7 @@ void quantise_h(const struct k_moe_gate_up *a, const struct k_prefill_groups &gr
     q.n_ff = a->experts.n_ff;
     if (q.q32 != NULL || q.q256 != NULL)
         K_CUDA_LAUNCH_AHEAD(s, quantise_pairs,
-                            dim3((q.n_ff + 255) / 256, groups_bound(&a->experts, a->rows.max_rows)),
+                            dim3((q.n_ff + 255) / 256, groups_bound(x, a->rows.max_rows)),
                             dim3(32 * QUANTISE_WARPS), 0, q);
 }
 
@@ -203,14 +216,15 @@ void few_launch(const struct product &p, uint32_t columns, struct k_stream *s)
 {
     const dim3 grid(p.shape.grid), block(K_CUDA_DECODE_THREADS);
     const uint32_t bytes = k_cuda_decode_carve(NULL, p.shape, columns).bytes;
-    if (columns == 1 && p.shape.sets == 1)
-        K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 1>), grid, block, bytes, p);
-    else if (columns == 1)
-        K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 2>), grid, block, bytes, p);
+    if (p.act_by_pair)
+        columns == 1 ? K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 0>), grid, block, bytes, p)
+                     : K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 0>), grid, block, bytes, p);
     else if (p.shape.sets == 1)
-        K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 1>), grid, block, bytes, p);
+        columns == 1 ? K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 1>), grid, block, bytes, p)
+                     : K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 1>), grid, block, bytes, p);
     else
-        K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 2>), grid, block, bytes, p);
+        columns == 1 ? K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 2>), grid, block, bytes, p)
+                     : K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 2>), grid, block, bytes, p);
 }
 
 /* sets: 2 for gate and up together. */
@@ -276,13 +290,14 @@ void multiply_plain(const struct product &p, const struct k_experts *x, uint32_t
 void multiply(struct product p, const struct k_experts *x, uint32_t max_rows, enum k_format format,
               uint32_t sets, const struct k_act *act, struct k_stream *s)
 {
-    const enum k_form form = k_format_form(format);
+    const bool few = k_cuda_tile_arranged(format, p.n_out, p.n_in);
+    const enum k_form form = few && p.act_by_pair ? K_FORM_F32 : k_format_form(format);
     p.act = (const uint8_t *)k_cuda_at(form == K_FORM_F32   ? act->f32
                                        : form == K_FORM_Q32 ? act->q32
                                                             : act->q256);
     p.act_stride = k_cuda_act_stride(form, p.n_in);
     p.row_bytes = k_format_bytes(format, 1, p.n_in);
-    if (k_cuda_tile_arranged(format, p.n_out, p.n_in))
+    if (few)
         multiply_few(p, x, max_rows, format, sets, s);
     else
         multiply_plain(p, x, max_rows, format, s);
@@ -325,6 +340,7 @@ extern "C" enum err_code k_cuda_moe_down(const struct k_moe_down *a, struct k_st
     p.y = (float *)k_cuda_at(a->out);
     p.which = 2;
     p.act_by_pair = true;
+    p.faults = (uint32_t *)k_cuda_at(a->rows.faults);
     p.n_in = x->n_ff;
     p.n_out = x->n_embd;
     multiply(p, x, a->rows.max_rows, x->down, 1, &a->h, s);

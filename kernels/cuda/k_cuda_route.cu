@@ -372,35 +372,128 @@ extern "C" enum err_code k_cuda_grouping(const struct k_grouping *a, struct k_st
     return ERR_OK;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- product, router and grouping -------------------------------------------------------------- */
 
-/* Few rows: a warp a row, then a thread a pair. */
-template <int VALUES>
-static __global__ void __launch_bounds__(FEW_PAIRS)
-    route_few(const struct router_args a, const struct grouping_args g)
+enum {
+    PRODUCT_WARPS = 4,  /* of a block, an expert each */
+    PRODUCT_GROUPS = 2, /* of weights that are asked for before the activations are there */
+    PRODUCT_GROUP = 32, /* of a lane */
+    PRODUCT_THREADS = 32 * PRODUCT_WARPS
+};
+
+struct product_args {
+    const float *weights, *x; /* [n_expert][n_in], [rows][n_in] */
+    float *logits;
+    uint32_t n_in;
+    uint32_t *arrived; /* blocks that are done; 0 before and after */
+};
+
+/* The logits of the warp's expert (A8). Loads go in groups of PRODUCT_GROUP. */
+template <int COLUMNS>
+static __device__ __forceinline__ void product_rows(const struct product_args &p, uint32_t expert,
+                                                    const uint32_t *n_rows, float (&logit)[COLUMNS])
 {
-    k_cuda_await();
+    const uint32_t lane = threadIdx.x % 32, count = p.n_in / 32;
+    const float *w = p.weights + (uint64_t)expert * p.n_in + lane;
+    float ahead[PRODUCT_GROUPS][PRODUCT_GROUP];
+#pragma unroll
+    for (uint32_t g = 0; g < PRODUCT_GROUPS; g++)
+        if ((g + 1) * PRODUCT_GROUP <= count)
+#pragma unroll
+            for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
+                ahead[g][k] = w[32 * (g * PRODUCT_GROUP + k)];
+    k_cuda_await(); /* weights are nobody's result */
     k_cuda_release();
-    for (uint32_t row = threadIdx.x / 32; row < a.rows.max_rows; row += blockDim.x / 32)
+    const uint32_t rows = min(*n_rows, (uint32_t)COLUMNS);
+    const uint32_t whole = min(count / PRODUCT_GROUP, (uint32_t)PRODUCT_GROUPS) * PRODUCT_GROUP;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        const float *x = p.x + (uint64_t)c * p.n_in + lane;
+        float sum = 0.0f;
+        if (c >= rows)
+            break;
+#pragma unroll
+        for (uint32_t g = 0; g < PRODUCT_GROUPS; g++)
+            if ((g + 1) * PRODUCT_GROUP <= count) {
+                float v[PRODUCT_GROUP];
+#pragma unroll
+                for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
+                    v[k] = x[32 * (g * PRODUCT_GROUP + k)];
+#pragma unroll
+                for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
+                    sum = k_float_fma(ahead[g][k], v[k], sum);
+            }
+#pragma unroll 8
+        for (uint32_t k = whole; k < count; k++)
+            sum = k_float_fma(w[32 * k], x[32 * k], sum);
+        logit[c] = k_cuda_warp_tree(sum);
+    }
+}
+
+/* The block that is done last routes all rows: a warp a row, then a thread a pair. */
+template <int COLUMNS, int VALUES>
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    route_rows(const struct product_args p, const struct router_args a,
+               const struct grouping_args g)
+{
+    __shared__ bool last;
+    const uint32_t expert = blockIdx.x * PRODUCT_WARPS + threadIdx.x / 32;
+    float logit[COLUMNS] = {0.0f};
+    product_rows<COLUMNS>(p, min(expert, a.n_expert - 1), a.rows.n_rows, logit);
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (threadIdx.x % 32 == 0 && expert < a.n_expert && c < a.rows.max_rows)
+            p.logits[(uint64_t)c * a.n_expert + expert] = logit[c];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(p.arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    if (threadIdx.x == 0)
+        *p.arrived = 0;
+    for (uint32_t row = threadIdx.x / 32; row < a.rows.max_rows; row += PRODUCT_WARPS)
         router_row<VALUES>(a, row, NULL);
     __syncthreads();
     grouping_pairs(g);
 }
 
-extern "C" enum err_code k_cuda_route(const struct k_router *a, const struct k_grouping *g,
-                                      struct k_stream *s)
+static enum err_code route_apart(const struct k_matmul *m, const struct k_router *a,
+                                 const struct k_grouping *g, struct k_stream *s)
 {
+    enum err_code code = k_cuda_matmul(m, s);
+    if (code == ERR_OK)
+        code = k_cuda_router(a, s);
+    return code == ERR_OK ? k_cuda_grouping(g, s) : code;
+}
+
+extern "C" enum err_code k_cuda_route(const struct k_matmul *m, const struct k_router *a,
+                                      const struct k_grouping *g, struct k_stream *s)
+{
+    const struct k_matrix *w = &m->w[0];
+    const uint32_t rows = a->rows.max_rows;
+    if (w->format != K_F32 || w->n_in % 32 != 0 || rows > 8 ||
+        (uint64_t)rows * a->n_used > PRODUCT_THREADS || a->n_expert > 512)
+        return route_apart(m, a, g, s);
     const struct router_args router = router_args_of(a);
-    const uint32_t warps = a->rows.max_rows;
-    const uint64_t pairs = (uint64_t)a->rows.max_rows * a->n_used;
-    if (warps > FEW_PAIRS / 32 || pairs > FEW_PAIRS || a->n_expert > 512) {
-        const enum err_code code = k_cuda_router(a, s);
-        return code == ERR_OK ? k_cuda_grouping(g, s) : code;
-    }
-    const uint32_t threads = (uint32_t)(pairs > 32 * warps ? (pairs + 31) / 32 * 32 : 32 * warps);
-    if (a->n_expert <= 128)
-        K_CUDA_LAUNCH_AHEAD(s, route_few<4>, 1, threads, 0, router, grouping_args_of(g));
+    const struct grouping_args grouping = grouping_args_of(g);
+    const struct product_args p = {(const float *)k_cuda_at(w->data),
+                                   (const float *)k_cuda_at(m->act.f32),
+                                   (float *)k_cuda_at(m->y[0]), w->n_in, s->arrived};
+    const uint32_t blocks = (a->n_expert + PRODUCT_WARPS - 1) / PRODUCT_WARPS;
+    const bool few = a->n_expert <= 128;
+    if (rows == 1 && few)
+        K_CUDA_LAUNCH_AHEAD(s, (route_rows<1, 4>), blocks, PRODUCT_THREADS, 0, p, router, grouping);
+    else if (rows == 1)
+        K_CUDA_LAUNCH_AHEAD(s, (route_rows<1, 16>), blocks, PRODUCT_THREADS, 0, p, router,
+                            grouping);
+    else if (few)
+        K_CUDA_LAUNCH_AHEAD(s, (route_rows<8, 4>), blocks, PRODUCT_THREADS, 0, p, router, grouping);
     else
-        K_CUDA_LAUNCH_AHEAD(s, route_few<16>, 1, threads, 0, router, grouping_args_of(g));
+        K_CUDA_LAUNCH_AHEAD(s, (route_rows<8, 16>), blocks, PRODUCT_THREADS, 0, p, router,
+                            grouping);
     return ERR_OK;
 }

@@ -153,6 +153,7 @@ static void stream_free(struct k_stream *s)
         if (s->passed[i] != NULL)
             (void)cudaEventDestroy(s->passed[i]);
     (void)cudaFreeHost(s->ring);
+    (void)cudaFree(s->arrived);
     if (s->stream != NULL)
         (void)cudaStreamDestroy(s->stream);
     k_cuda_of(s->device)->heap->free(s);
@@ -173,6 +174,11 @@ static enum err_code stream_new(struct k_device *d, struct k_stream **ret, struc
                              cudaHostAlloc((void **)&s->ring,
                                            K_CUDA_RING_PIECES * K_CUDA_RING_PIECE_BYTES,
                                            cudaHostAllocPortable));
+    if (result == cudaSuccess)
+        result = K_CUDA_CALL(c, NULL, cudaMalloc(&s->arrived, sizeof *s->arrived));
+    if (result == cudaSuccess)
+        result =
+            K_CUDA_CALL(c, NULL, cudaMemsetAsync(s->arrived, 0, sizeof *s->arrived, s->stream));
     for (uint32_t i = 0; i < K_CUDA_RING_PIECES && result == cudaSuccess; i++)
         result =
             K_CUDA_CALL(c, NULL, cudaEventCreateWithFlags(&s->passed[i], cudaEventDisableTiming));

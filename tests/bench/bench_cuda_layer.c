@@ -180,18 +180,24 @@ static void token_free(struct token *t)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-static enum err_code norm(struct token *t, uint32_t layer)
+static enum err_code enter(struct token *t, struct k_span out, struct k_span weights)
 {
-    (void)layer;
-    return t->b->ops->norm(
-        &(struct k_norm){t->rows, t->x, t->normed.f32, t->norm_weight, N_EMBD, 1, 1e-6f},
+    return t->b->ops->enter(
+        &(struct k_enter){t->rows, t->x, out, weights, t->norm_weight, t->normed, USED, 1e-6f},
         t->b->stream);
 }
 
-static enum err_code quantise(struct token *t, uint32_t layer)
+/* The experts' sum, norm and quantiser; and the same of the attention's part. */
+static enum err_code enter_attention(struct token *t, uint32_t layer)
 {
     (void)layer;
-    return t->b->ops->quantise(&(struct k_quantise){t->rows, t->normed}, t->b->stream);
+    return enter(t, t->expert_out, t->weights);
+}
+
+static enum err_code enter_experts(struct token *t, uint32_t layer)
+{
+    (void)layer;
+    return enter(t, t->out, (struct k_span){.buffer = NULL});
 }
 
 static enum err_code project(struct token *t, uint32_t layer)
@@ -202,42 +208,26 @@ static enum err_code project(struct token *t, uint32_t layer)
         t->b->stream);
 }
 
-static enum err_code turn(struct token *t, struct k_span x, uint32_t heads)
-{
-    const struct k_ops *ops = t->b->ops;
-    const enum err_code code =
-        ops->norm(&(struct k_norm){t->rows, x, x, t->norm_weight, DIM, heads, 1e-6f}, t->b->stream);
-    if (code != ERR_OK)
-        return code;
-    return ops->rope(&(struct k_rope){t->rows, x, t->rope, heads, DIM, DIM}, t->b->stream);
-}
-
-/* Norm and rope of the heads, and what goes to the pages. */
-static enum err_code turn_all(struct token *t, uint32_t layer)
+static struct k_kv kv_of(const struct token *t, uint32_t layer)
 {
     struct k_kv kv = t->kv;
-    enum err_code code = turn(t, t->q, HEADS);
     kv.layer_offset = layer * k_kv_layer_bytes(K_KV_F16, HEADS_KV, DIM);
-    if (code == ERR_OK)
-        code = turn(t, t->k, HEADS_KV);
-    if (code == ERR_OK)
-        code = t->b->ops->kv_write(&(struct k_kv_write){t->rows, t->k, t->v, kv}, t->b->stream);
-    return code;
+    return kv;
+}
+
+static enum err_code turn(struct token *t, uint32_t layer)
+{
+    return t->b->ops->heads(&(struct k_heads){t->rows, t->q, t->k, t->v, t->norm_weight,
+                                              t->norm_weight, t->rope, kv_of(t, layer), HEADS, DIM,
+                                              1e-6f},
+                            t->b->stream);
 }
 
 static enum err_code attend(struct token *t, uint32_t layer)
 {
-    struct k_kv kv = t->kv;
-    kv.layer_offset = layer * k_kv_layer_bytes(K_KV_F16, HEADS_KV, DIM);
-    return t->b->ops->attention(
-        &(struct k_attention){t->rows, t->q, t->heads.f32, t->scratch, kv, HEADS, 0.088f},
-        t->b->stream);
-}
-
-static enum err_code quantise_heads(struct token *t, uint32_t layer)
-{
-    (void)layer;
-    return t->b->ops->quantise(&(struct k_quantise){t->rows, t->heads}, t->b->stream);
+    return t->b->ops->attend(&(struct k_attention){t->rows, t->q, t->heads.f32, t->scratch,
+                                                   kv_of(t, layer), HEADS, 0.088f},
+                             &t->heads, t->b->stream);
 }
 
 static enum err_code output(struct token *t, uint32_t layer)
@@ -247,31 +237,11 @@ static enum err_code output(struct token *t, uint32_t layer)
         t->b->stream);
 }
 
-static enum err_code add(struct token *t, uint32_t layer)
-{
-    (void)layer;
-    return t->b->ops->add(&(struct k_add){t->rows, t->x, t->out, N_EMBD}, t->b->stream);
-}
-
-static enum err_code route_logits(struct token *t, uint32_t layer)
-{
-    return t->b->ops->matmul(
-        &(struct k_matmul){t->rows, t->normed, 1, {t->layers[layer].router}, {t->logits}},
-        t->b->stream);
-}
-
 static enum err_code route(struct token *t, uint32_t layer)
 {
-    (void)layer;
-    return t->b->ops->router(
+    return t->b->ops->route(
+        &(struct k_matmul){t->rows, t->normed, 1, {t->layers[layer].router}, {t->logits}},
         &(struct k_router){t->rows, t->logits, t->ids, t->weights, EXPERTS, USED, true, 1.0f},
-        t->b->stream);
-}
-
-static enum err_code group(struct token *t, uint32_t layer)
-{
-    (void)layer;
-    return t->b->ops->grouping(
         &(struct k_grouping){t->rows, t->ids, t->n_groups, t->groups, t->order, EXPERTS, USED},
         t->b->stream);
 }
@@ -292,35 +262,20 @@ static enum err_code down(struct token *t, uint32_t layer)
                                t->b->stream);
 }
 
-static enum err_code sum(struct token *t, uint32_t layer)
-{
-    (void)layer;
-    return t->b->ops->moe_sum(
-        &(struct k_moe_sum){t->rows, t->weights, t->expert_out, t->x, N_EMBD, USED}, t->b->stream);
-}
-
 /* In the engine's order. */
 static const struct {
     const char *name;
     enum err_code (*run)(struct token *t, uint32_t layer);
-    bool again; /* one that the layer has already */
 } steps[] = {
-    {"norm", norm, false},
-    {"quantise", quantise, false},
-    {"q, k, v", project, false},
-    {"heads' norm, rope, kv write", turn_all, false},
-    {"attention", attend, false},
-    {"quantise heads", quantise_heads, false},
-    {"output", output, false},
-    {"add", add, false},
-    {"norm", norm, true},
-    {"quantise", quantise, true},
-    {"router's product", route_logits, false},
-    {"router", route, false},
-    {"grouping", group, false},
-    {"gate, up", gate_up, false},
-    {"down", down, false},
-    {"sum", sum, false},
+    {"sum, norm", enter_attention},
+    {"q, k, v", project},
+    {"heads", turn},
+    {"attention", attend},
+    {"output", output},
+    {"add, norm", enter_experts},
+    {"route", route},
+    {"gate, up", gate_up},
+    {"down", down},
 };
 static const size_t N_STEPS = sizeof steps / sizeof steps[0];
 
@@ -341,8 +296,6 @@ void bench_cuda_layer(struct bench_cuda *b, uint32_t n_rows, uint32_t position)
     printf("\nA layer, %u rows at position %u: %.1f us (48: %.2f ms). Its parts alone, us:", n_rows,
            position, us, 48e-3 * us);
     for (size_t i = 0; i < N_STEPS; i++) {
-        if (steps[i].again)
-            continue;
         bench_cuda_begin(b);
         for (uint32_t k = 0; k < BENCH_CUDA_LAUNCHES; k++)
             step(&t, i, k % LAYERS);

@@ -265,3 +265,211 @@ bool bits_heads(struct bits_run *run)
     free(c.table);
     return ok;
 }
+
+/* ---- attend ---- */
+
+struct attend_case {
+    struct k_kv kv;
+    uint32_t n_head, n_rows, room, pages, position[MOST_ROWS], sequence[MOST_ROWS];
+    bool q32, q256;
+    uint8_t *pool;
+    float *q;
+};
+
+static bool attend_on(struct bits_side *side, const struct attend_case *c, bool fused,
+                      struct spans *p, struct k_attention *ret, struct k_act *ret_y)
+{
+    const struct k_ops *ops = side->ops;
+    const uint32_t dim = c->kv.head_dim, width = c->n_head * dim;
+    struct k_attention a = {.kv = c->kv, .n_head = c->n_head, .scale = 0.125f};
+    struct k_act y = {.n = width};
+    uint32_t *table = calloc((size_t)SEQUENCES * c->kv.max_pages, sizeof(*table));
+    if (table == NULL)
+        abort();
+    for (uint32_t i = 0; i < SEQUENCES * c->kv.max_pages; i++)
+        table[i] = i * 7 % c->pages;
+    a.rows.max_rows = c->room;
+    a.rows.n_rows = put(p, &c->n_rows, sizeof(c->n_rows));
+    a.rows.position = put(p, c->position, c->room * sizeof(uint32_t));
+    a.rows.sequence = put(p, c->sequence, c->room * sizeof(uint32_t));
+    a.rows.faults = put(p, NULL, c->room * sizeof(uint32_t));
+    a.q = put(p, c->q, (size_t)c->room * width * sizeof(float));
+    a.kv.table = put(p, table, SEQUENCES * c->kv.max_pages * sizeof(*table));
+    a.kv.pool = put(p, c->pool, a.kv.page_bytes * c->pages);
+    a.y = y.f32 = put(p, NULL, (size_t)c->room * width * sizeof(float));
+    a.scratch =
+        put(p, NULL, ops->attention_bytes(side->device, c->n_head, dim, c->room, c->kv.max_pages));
+    if (c->q32)
+        y.q32 = put(p, NULL, ops->act_bytes(K_FORM_Q32, width, c->room));
+    if (c->q256)
+        y.q256 = put(p, NULL, ops->act_bytes(K_FORM_Q256, width, c->room));
+    free(table);
+    *ret = a;
+    *ret_y = y;
+    bool ok = bits_begin(side);
+    if (fused) {
+        ok &= bits_done(side, "attend", ops->attend(&a, &y, side->stream));
+    } else {
+        ok &= bits_done(side, "attention", ops->attention(&a, side->stream));
+        ok &= bits_done(side, "quantise",
+                        ops->quantise(&(struct k_quantise){a.rows, y}, side->stream));
+    }
+    return bits_end(side) && ok;
+}
+
+/* Pages of small finite numbers: the form of the values does not matter here. */
+static void attend_pages(struct bits_random *r, struct attend_case *c)
+{
+    const size_t n = c->kv.page_bytes * c->pages / 2;
+    uint16_t *half = calloc(n, sizeof(*half));
+    if (half == NULL)
+        abort();
+    for (size_t i = 0; i < n; i++)
+        half[i] = (uint16_t)(bits_next(r) & 0xb7ff); /* f16 below 2 in size */
+    c->pool = (uint8_t *)half;
+}
+
+bool bits_attend(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    struct attend_case c = {.n_rows = bits_between(r, 1, 9)};
+    if (run->tried.ops->attend == NULL)
+        return true;
+    c.room = bits_below(r, 2) ? c.n_rows : bits_between(r, c.n_rows, MOST_ROWS);
+    c.kv = (struct k_kv){
+        .max_pages = bits_below(r, 3) ? bits_between(r, 1, 20) : bits_between(r, 1, 140),
+        .type = K_KV_F16,
+        .n_head_kv = bits_between(r, 1, 4),
+        .head_dim = bits_below(r, 4) ? 64u << bits_below(r, 3) : 32 * bits_between(r, 1, 8)};
+    const uint32_t dim = c.kv.head_dim;
+    c.kv.page_bytes = k_kv_layer_bytes(c.kv.type, c.kv.n_head_kv, dim);
+    c.n_head = c.kv.n_head_kv * bits_between(r, 1, 9);
+    c.pages = bits_between(r, 1, 12);
+    const uint32_t most = bits_between(r, 1, c.kv.max_pages * K_PAGE);
+    for (uint32_t i = 0; i < MOST_ROWS; i++) {
+        c.sequence[i] = i % SEQUENCES;
+        c.position[i] = bits_below(r, most);
+    }
+    const size_t width = (size_t)c.n_head * dim;
+    c.q256 = width % 256 == 0 && bits_below(r, 4) > 0;
+    c.q32 = !c.q256 || bits_below(r, 2);
+    c.q = random_floats(r, BITS_NORMAL, width * c.room);
+    if (bits_below(r, 4) == 0)
+        c.q[bits_below(r, (uint32_t)width * c.n_rows)] = bits_not_finite(r);
+    attend_pages(r, &c);
+    struct spans p[SETS] = {{.side = &run->tried}, {.side = &run->tried}};
+    struct k_attention a[SETS];
+    struct k_act y[SETS];
+    bool ok = attend_on(&run->tried, &c, false, &p[0], &a[0], &y[0]) &&
+              attend_on(&run->tried, &c, true, &p[1], &a[1], &y[1]);
+    const struct k_span f32[SETS] = {y[0].f32, y[1].f32}, q32[SETS] = {y[0].q32, y[1].q32},
+                        q256[SETS] = {y[0].q256, y[1].q256},
+                        faults[SETS] = {a[0].rows.faults, a[1].rows.faults};
+    const struct k_ops *ops = run->tried.ops;
+    ok = ok && same(run, "attend: y", f32, width * c.n_rows * 4) &&
+         same(run, "attend: faults", faults, c.room * 4);
+    if (ok && c.q32)
+        ok = same(run, "attend: q32", q32, ops->act_bytes(K_FORM_Q32, y[0].n, c.n_rows));
+    if (ok && c.q256)
+        ok = same(run, "attend: q256", q256, ops->act_bytes(K_FORM_Q256, y[0].n, c.n_rows));
+    if (!ok)
+        printf("attend: %u/%u heads of %u, %u rows of %u, %u pages, %u positions\n", c.n_head,
+               c.kv.n_head_kv, dim, c.n_rows, c.room, c.kv.max_pages, most);
+    ok &= drop(&p[0]);
+    ok &= drop(&p[1]);
+    free(c.pool);
+    free(c.q);
+    return ok;
+}
+
+/* ---- route ---- */
+
+struct route_case {
+    uint32_t n_in, n_expert, n_used, n_rows, room;
+    float *x, *weights, scale;
+    bool normalise;
+};
+
+struct route_spans {
+    struct k_span logits, ids, weights, n_groups, groups, order, faults;
+};
+
+static bool route_on(struct bits_side *side, const struct route_case *c, bool fused,
+                     struct spans *p, struct route_spans *ret)
+{
+    const struct k_ops *ops = side->ops;
+    const size_t pairs = (size_t)c->room * c->n_used * 4;
+    struct k_rows rows = {.max_rows = c->room};
+    rows.n_rows = put(p, &c->n_rows, sizeof(c->n_rows));
+    rows.faults = ret->faults = put(p, NULL, c->room * 4);
+    const struct k_act act = {.f32 = put(p, c->x, (size_t)c->room * c->n_in * 4), .n = c->n_in};
+    const struct k_matrix w = {bits_weights(side, K_F32, c->n_expert, c->n_in, c->weights), K_F32,
+                               c->n_expert, c->n_in};
+    ret->logits = put(p, NULL, (size_t)c->room * c->n_expert * 4);
+    ret->ids = put(p, NULL, pairs);
+    ret->weights = put(p, NULL, pairs);
+    ret->order = put(p, NULL, pairs);
+    ret->n_groups = put(p, NULL, 4);
+    ret->groups = put(p, NULL, (size_t)c->n_expert * sizeof(struct k_group));
+    const struct k_matmul matmul = {rows, act, 1, {w}, {ret->logits}};
+    const struct k_router router = {rows,        ret->logits, ret->ids,     ret->weights,
+                                    c->n_expert, c->n_used,   c->normalise, c->scale};
+    const struct k_grouping grouping = {rows,       ret->ids,    ret->n_groups, ret->groups,
+                                        ret->order, c->n_expert, c->n_used};
+    bool ok = bits_begin(side);
+    if (fused) {
+        ok &= bits_done(side, "route", ops->route(&matmul, &router, &grouping, side->stream));
+    } else {
+        ok &= bits_done(side, "matmul", ops->matmul(&matmul, side->stream));
+        ok &= bits_done(side, "router", ops->router(&router, side->stream));
+        ok &= bits_done(side, "grouping", ops->grouping(&grouping, side->stream));
+    }
+    ok &= bits_end(side);
+    return bits_drop(side, w.data, k_format_bytes(K_F32, c->n_expert, c->n_in)) && ok;
+}
+
+bool bits_route(struct bits_run *run)
+{
+    struct bits_random *r = &run->random;
+    struct route_case c = {.n_rows = bits_between(r, 1, 9), .normalise = bits_below(r, 2)};
+    if (run->tried.ops->route == NULL)
+        return true;
+    c.room = bits_below(r, 2) ? c.n_rows : bits_between(r, c.n_rows, MOST_ROWS);
+    c.n_in = bits_below(r, 4) ? 32 * bits_between(r, 1, 100) : bits_between(r, 1, 200);
+    c.n_expert = bits_between(r, 1, bits_below(r, 3) ? 128 : 600);
+    c.n_used = bits_between(r, 1, c.n_expert < 12 ? c.n_expert : 12);
+    c.scale = bits_below(r, 2) ? 1.0f : 2.5f;
+    c.x = random_floats(r, BITS_NORMAL, (size_t)c.room * c.n_in);
+    c.weights = random_floats(r, BITS_NORMAL, (size_t)c.n_expert * c.n_in);
+    if (bits_below(r, 3) == 0) /* ties */
+        for (size_t i = 0; i < (size_t)c.n_expert * c.n_in; i++)
+            c.weights[i] = i % c.n_in == 0 ? (float)bits_below(r, 3) : 0.0f;
+    if (bits_below(r, 4) == 0)
+        c.x[bits_below(r, c.n_rows * c.n_in)] = bits_not_finite(r);
+    struct spans p[SETS] = {{.side = &run->tried}, {.side = &run->tried}};
+    struct route_spans a, b;
+    bool ok =
+        route_on(&run->tried, &c, false, &p[0], &a) && route_on(&run->tried, &c, true, &p[1], &b);
+    const size_t pairs = (size_t)c.n_rows * c.n_used * 4;
+    const uint32_t n = ok ? *(const uint32_t *)bits_host(&run->tried, a.n_groups) : 0;
+    const struct {
+        const char *what;
+        struct k_span span[SETS];
+        size_t bytes;
+    } results[] = {{"route: ids", {a.ids, b.ids}, pairs},
+                   {"route: weights", {a.weights, b.weights}, pairs},
+                   {"route: order", {a.order, b.order}, pairs},
+                   {"route: groups", {a.n_groups, b.n_groups}, 4},
+                   {"route: group", {a.groups, b.groups}, n * sizeof(struct k_group)},
+                   {"route: faults", {a.faults, b.faults}, c.room * 4}};
+    for (size_t i = 0; i < sizeof results / sizeof results[0] && ok; i++)
+        ok = same(run, results[i].what, results[i].span, results[i].bytes);
+    if (!ok)
+        printf("route: %u inputs, %u of %u experts, %u rows of %u\n", c.n_in, c.n_used, c.n_expert,
+               c.n_rows, c.room);
+    ok &= drop(&p[0]);
+    ok &= drop(&p[1]);
+    free(c.x);
+    free(c.weights);
+    return ok;
+}

@@ -27,7 +27,8 @@ static const struct {
     {"attention", bits_attention, 120}, {"router", bits_router, 200},
     {"experts", bits_experts, 150},     {"small", bits_small, 100},
     {"nonfinite", bits_nonfinite, 100}, {"enter", bits_enter, 200},
-    {"heads", bits_heads, 200},         {"device", bits_device, 100},
+    {"heads", bits_heads, 200},         {"attend", bits_attend, 200},
+    {"route", bits_route, 200},         {"device", bits_device, 100},
 };
 static const size_t N_CASES = sizeof cases / sizeof cases[0];
 

@@ -232,7 +232,7 @@ bool bits_router(struct bits_run *run)
     struct bits_side *sides[2] = {&run->reference, &run->tried};
     struct pile p[2] = {{.side = sides[0]}, {.side = sides[1]}};
     struct k_span ids[2], weights[2], order[2], groups[2], n_groups[2];
-    const bool normalise = bits_next(r) & 1, fused = bits_next(r) & 1;
+    const bool normalise = bits_next(r) & 1;
     const float scale = bits_next(r) & 1 ? 1.0f : 2.5f;
     bool ok = true;
     for (int s = 0; s < 2; s++) {
@@ -251,12 +251,8 @@ bool bits_router(struct bits_run *run)
                                         n_expert, n_used, normalise, scale};
         const struct k_grouping grouping = {rows,     ids[s],   n_groups[s], groups[s],
                                             order[s], n_expert, n_used};
-        if (fused && ops->route != NULL) {
-            ok &= bits_done(sides[s], "route", ops->route(&router, &grouping, sides[s]->stream));
-        } else {
-            ok &= bits_done(sides[s], "router", ops->router(&router, sides[s]->stream));
-            ok &= bits_done(sides[s], "grouping", ops->grouping(&grouping, sides[s]->stream));
-        }
+        ok &= bits_done(sides[s], "router", ops->router(&router, sides[s]->stream));
+        ok &= bits_done(sides[s], "grouping", ops->grouping(&grouping, sides[s]->stream));
         ok &= bits_end(sides[s]);
         ok &= bits_only_fault("router", bits_host(sides[s], rows.faults), n_rows, bad);
     }

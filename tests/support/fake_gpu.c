@@ -566,10 +566,21 @@ static enum err_code heads(const struct k_heads *a, struct k_stream *stream)
     return code == ERR_OK ? kv_write(&(struct k_kv_write){a->rows, a->k, a->v, *kv}, stream) : code;
 }
 
-static enum err_code route(const struct k_router *a, const struct k_grouping *g,
-                           struct k_stream *stream)
+static enum err_code attend(const struct k_attention *a, const struct k_act *y,
+                            struct k_stream *stream)
 {
-    const enum err_code code = router(a, stream);
+    const enum err_code code = attention(a, stream);
+    if (code != ERR_OK)
+        return code;
+    return quantise(&(struct k_quantise){.rows = a->rows, .act = *y}, stream);
+}
+
+static enum err_code route(const struct k_matmul *m, const struct k_router *a,
+                           const struct k_grouping *g, struct k_stream *stream)
+{
+    enum err_code code = matmul(m, stream);
+    if (code == ERR_OK)
+        code = router(a, stream);
     return code == ERR_OK ? grouping(g, stream) : code;
 }
 
@@ -852,6 +863,7 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .arrange = options->no_arrange ? NULL : arrange,
                                           .enter = enter,
                                           .heads = heads,
+                                          .attend = attend,
                                           .route = route,
                                           .pinned_new = pinned_new,
                                           .host_register = host_register,
