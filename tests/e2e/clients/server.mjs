@@ -184,6 +184,8 @@ export class Server {
 
   async stop({ checkLogs = true } = {}) {
     this.worker.wanted = this.gateway.wanted = false;
+    let live = null; // whatever a test did, its server still serves
+    if (checkLogs && this.gateway.alive && !this.gateway.killed && !this.gateway.lines.some((l) => l.includes('draining'))) live = await this.get('/livez').then((r) => r.status, (e) => e.message);
     const end = async (p) => {
       if (!p.alive) return;
       p.kill('SIGCONT');
@@ -201,6 +203,7 @@ export class Server {
     } finally {
       rmSync(this.dir, { recursive: true, force: true });
     }
+    if (live !== null) assert.equal(live, 200, `/livez at the end\n${this.logText()}`);
     if (checkLogs) {
       const bad = [...this.worker.lines, ...this.gateway.lines].filter((l) => isError(l) && !this.allow.some((r) => r.test(l)));
       assert.deepEqual(bad, [], 'errors in the logs');

@@ -1,11 +1,12 @@
 // Answers that hold the logprobs of a long prompt are put together beside the loop: the same bytes as short ones, other
 // clients go on meanwhile, and a client may leave at any moment.
-import test, { after, before } from 'node:test';
+import test, { after, afterEach, before } from 'node:test';
 import { assert, assemble, events, httpBytes, raw, rawPost, startServer } from '../clients/server.mjs';
 
 let server;
 before(async () => { server = await startServer(); });
 after(() => server?.stop());
+afterEach(async () => assert.equal((await server.get('/livez')).status, 200));
 
 const N = 2000;
 const ids = (k, n = N) => Array.from({ length: n }, (_, i) => 300 + ((i * 37 + k * 101) % 3000));

@@ -1,6 +1,6 @@
 // Bodies that are worked on beside the loop: the same answers as short ones, other clients go on meanwhile, the memory
 // goes back, and a client may leave at any moment.
-import test, { after, before } from 'node:test';
+import test, { after, afterEach, before } from 'node:test';
 import { readFileSync } from 'node:fs';
 import { createConnection } from 'node:net';
 import { assert, httpBytes, slow, startServer } from '../clients/server.mjs';
@@ -8,6 +8,7 @@ import { assert, httpBytes, slow, startServer } from '../clients/server.mjs';
 let server;
 before(async () => { server = await startServer(); });
 after(() => server?.stop());
+afterEach(async () => assert.equal((await server.get('/livez')).status, 200));
 
 const MiB = 1024 * 1024;
 const text = (bytes) => 'the quick brown fox '.repeat(Math.ceil(bytes / 20)).slice(0, bytes);

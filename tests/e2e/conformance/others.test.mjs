@@ -1,10 +1,11 @@
 // W56-W61: the other routes.
-import test, { after, before, describe } from 'node:test';
+import test, { after, afterEach, before, describe } from 'node:test';
 import { assert, ask, assemble, chat, httpBytes, parseMetrics, raw, rawPost, sleep, slow, startServer, stream } from '../clients/server.mjs';
 
 let server;
 before(async () => { server = await startServer(); });
 after(() => server?.stop());
+afterEach(async () => assert.equal((await server.get('/livez')).status, 200));
 
 const norway = ask('What is the capital of Norway?');
 const post = async (pathname, body) => {
