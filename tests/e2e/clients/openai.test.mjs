@@ -71,6 +71,49 @@ describe('W62 openai', () => {
     assert.equal(streamed, r.choices[0].text);
   });
 
+  test('a message that was told can be sent back as it is', async () => {
+    const next = { role: 'user', content: 'Hello!' };
+    const wanted = (await create({ messages: [...norway.messages, { role: 'assistant', content: 'The capital of Norway is Oslo.' }, next] })).choices[0].message;
+    const told = (await create()).choices[0].message;
+    const streamed = await client.chat.completions.stream({ model: 'default', ...norway }).finalMessage();
+    for (const message of [told, streamed, { ...told, annotations: [], audio: null, function_call: null }, { role: 'assistant', content: null, refusal: told.content }])
+      assert.deepEqual((await create({ messages: [...norway.messages, message, next] })).choices[0].message, wanted, JSON.stringify(message));
+    for (const key of ['function_call', 'audio'])
+      await assert.rejects(create({ messages: [...norway.messages, { role: 'assistant', content: null, [key]: { id: 'a', name: 'f', arguments: '{}' } }, next] }),
+        (e) => e.status === 400 && e.code === 'unsupported_content' && e.param === `messages[1].${key}`);
+  });
+
+  test('every optional field as null is the answer without it', async () => {
+    const names = ['frequency_penalty', 'logit_bias', 'logprobs', 'max_completion_tokens', 'max_tokens', 'metadata', 'modalities', 'n', 'presence_penalty', 'reasoning_effort', 'seed',
+      'service_tier', 'stop', 'store', 'stream', 'stream_options', 'top_logprobs', 'top_p', 'verbosity', 'prediction', 'audio', 'tools', 'tool_choice', 'parallel_tool_calls',
+      'response_format', 'functions', 'function_call', 'user', 'web_search_options', 'prompt_cache_key', 'safety_identifier'];
+    const { data, response } = await create(Object.fromEntries(names.map((n) => [n, null]))).withResponse();
+    assert.equal(data.choices[0].message.content, 'The capital of Norway is Oslo.');
+    assert.equal(response.headers.get('x-islet-ignored'), null);
+  });
+
+  test('several streamed choices with logprobs come together again', async () => {
+    const extra = { n: 2, logprobs: true, top_logprobs: 2, temperature: 1, seed: 5, max_tokens: 12 };
+    const json = await create(extra);
+    const s = await client.chat.completions.stream({ model: 'default', ...norway, ...extra }).finalChatCompletion();
+    for (const i of [0, 1]) {
+      assert.equal(s.choices[i].message.content, json.choices[i].message.content);
+      assert.deepEqual(s.choices[i].logprobs.content, json.choices[i].logprobs.content);
+      assert.equal(s.choices[i].finish_reason, json.choices[i].finish_reason);
+    }
+  });
+
+  test('what is not served is told once, with its name', async () => {
+    const [c, counter] = counted();
+    const tool = { type: 'function', function: { name: 'f', parameters: { type: 'object', properties: {} } } };
+    for (const [call, status, part] of [[() => c.responses.create({ model: 'default', input: 'hi' }), 404, '/v1/responses'], [() => c.embeddings.create({ model: 'default', input: 'hi' }), 404, '/v1/embeddings'],
+      [() => c.chat.completions.list(), 405, '/v1/chat/completions'], [() => c.chat.completions.create({ model: 'default', ...norway, tools: [tool] }), 400, 'tools']]) {
+      counter.attempts = 0;
+      await assert.rejects(call(), (e) => e.status === status && e.message.includes(part));
+      assert.equal(counter.attempts, 1, part);
+    }
+  });
+
   test('an error has type, code and param', async () => {
     await assert.rejects(create({ temperature: 'hot' }), (e) => {
       assert.ok(e instanceof OpenAI.BadRequestError);
