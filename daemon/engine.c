@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "engine_govern.h"
 #include "engine_plan.h"
 #include "engine_run.h"
 #include "fault.h"
@@ -41,6 +42,7 @@ struct engine {
     /* engine thread */
     struct engine_run run;
     struct engine_run_devices devices;
+    struct engine_govern govern;
     bool gpu_dropped; /* it failed: it is not tried again */
     bool gpu_lost;    /* and this process should end */
     struct model *model;
@@ -163,6 +165,7 @@ static void take_snapshot(struct engine *g)
     if (g->run.experts != NULL)
         describe_tiers(g->run.experts, c);
     describe_gpu(&g->run, c);
+    engine_govern_count(&g->govern, &g->run, c);
     c->kv_pages_used = g->run.pages.n - g->run.pages.n_free - g->run.prefix.n_cached;
     pthread_mutex_lock(&g->lock);
     struct engine_snapshot *s = &g->snapshot;
@@ -223,10 +226,25 @@ static bool on_piece(void *context)
     return atomic_load(&g->stop);
 }
 
+/* Whether anything new should be admitted, to those who ask. */
+static void set_pause(struct engine *g, bool pause)
+{
+    pthread_mutex_lock(&g->lock);
+    const bool changed = g->facts.paused != pause;
+    g->facts.paused = pause;
+    snprintf(g->facts.pause_reason, sizeof(g->facts.pause_reason), "%s",
+             pause ? g->govern.why_slower : "the GPU's memory rises no more");
+    pthread_mutex_unlock(&g->lock);
+    if (changed)
+        engine_mail_send_state(&g->mail);
+}
+
 /* Gives up the model and the devices. Sequences that run stay, and wait. */
 static void unload(struct engine *g)
 {
     struct engine_run_devices *d = &g->devices;
+    engine_govern_stop(&g->govern);
+    set_pause(g, false);
     engine_run_leave(&g->run);
     model_close(g->model);
     g->model = NULL;
@@ -324,6 +342,8 @@ static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
         g->run.forward->heartbeat = g->run.experts->heartbeat = &g->heartbeat;
         g->run.count.cpu_threads = k_threads(d->cpu);
         know_model(g);
+        if (gpu)
+            engine_govern_start(&g->govern, &g->config, &g->run, d->gpu);
     }
     return code;
 }
@@ -436,12 +456,28 @@ static void load_model(struct engine *g)
     set_state(g, PROTO_FAILED, e.text);
 }
 
+/* What runs is computed again by the CPU, with the same bits. */
+static void go_on_without_gpu(struct engine *g)
+{
+    struct err e = {.code = ERR_OK};
+    unload(g);
+    if (load(g, &e) == ERR_OK) {
+        on_progress(g, 100);
+        log_tiers(g);
+        return;
+    }
+    unload(g);
+    engine_run_fail_all(&g->run, &e);
+    if (e.code != ERR_CANCELLED)
+        set_state(g, PROTO_FAILED, e.text);
+}
+
 /* The GPU failed. What runs is computed again by the CPU, with the same bits; where the process can
  * never use the GPU again, it ends instead, and whoever waits is answered by the next one. */
 static void drop_gpu(struct engine *g)
 {
     const struct k_ops *ops = k_ops(g->devices.gpu);
-    struct err why = {.code = ERR_OK}, e = {.code = ERR_OK};
+    struct err why = {.code = ERR_OK};
     g->gpu_dropped = true;
     g->gpu_lost = ops->lost != NULL && ops->lost(g->devices.gpu, &why);
     log_error("engine", "gpu_failed", "reason=\"%s\" action=\"%s\"",
@@ -455,16 +491,34 @@ static void drop_gpu(struct engine *g)
         engine_mail_send_state(&g->mail);
         return;
     }
-    unload(g);
-    if (load(g, &e) == ERR_OK) {
-        on_progress(g, 100);
-        log_tiers(g);
+    go_on_without_gpu(g);
+}
+
+/* Other programs fill the GPU, and no island is left to give back. */
+static void leave_gpu(struct engine *g)
+{
+    const struct governor *v = &g->govern.governor;
+    g->gpu_dropped = true;
+    log_error("governor", "gpu_given_up",
+              "used_bytes=%llu total_bytes=%llu limit_percent=%u "
+              "action=\"continuing: the CPU computes all of it again, until isletd is restarted\"",
+              (unsigned long long)v->used, (unsigned long long)v->total,
+              v->limits.critical_percent);
+    set_degraded(g, "other programs fill the GPU's memory: the CPU computes alone");
+    go_on_without_gpu(g);
+}
+
+static void govern(struct engine *g)
+{
+    struct engine_govern *v = &g->govern;
+    if (!engine_govern_turn(v, &g->run, ticks_ns(g->config.ticks)))
+        return;
+    if (v->actions.drop) {
+        leave_gpu(g);
         return;
     }
-    unload(g);
-    engine_run_fail_all(&g->run, &e);
-    if (e.code != ERR_CANCELLED)
-        set_state(g, PROTO_FAILED, e.text);
+    set_degraded(g, v->why_slower);
+    set_pause(g, v->actions.pause);
 }
 
 /* ---- the thread ---- */
@@ -488,6 +542,7 @@ static bool turn(struct engine *g)
         return false;
     atomic_store(&g->starved, false);
     const bool more = engine_run_step(&g->run) || engine_run_idle(&g->run);
+    govern(g);
     if (g->run.gpu_failed)
         drop_gpu(g);
     return more;

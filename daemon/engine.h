@@ -21,6 +21,7 @@ enum engine_gpu {
     ENGINE_GPU_ON
 }; /* order of compute.gpu */
 
+struct governor_source;
 struct k_device;
 typedef enum err_code engine_open_gpu_fn(void *context, struct k_device **ret, struct err *e);
 
@@ -46,6 +47,10 @@ struct engine_config {
     void (*notify)(
         void *context); /* called on the engine thread when events wait; must only wake the loop */
     void *notify_context;
+    const struct governor_source *sensors;     /* of the GPU; NULL: none. Borrowed */
+    uint32_t governor_period_ms;               /* of readings; 0: a second */
+    uint32_t governor_warn, governor_critical; /* percent of the GPU's memory; 0: never */
+    uint32_t governor_temp_high, governor_temp_low;
     const char *trouble; /* nothing is loaded: FAILED for this reason; NULL: none. Borrowed */
 };
 
@@ -93,6 +98,8 @@ struct engine_facts {
     uint8_t progress; /* percent loaded */
     char reason[240]; /* why failed */
     bool gpu_lost;    /* this process can never use its GPU again: it should end */
+    bool paused;      /* nothing new should be admitted, memory of the GPU runs out */
+    char pause_reason[240];
     char model[128];
     uint8_t file_digest[16], shape_digest[16];
     uint32_t n_ctx, n_vocab, max_sequences, prefill_chunk, n_layer, n_expert, n_expert_used;

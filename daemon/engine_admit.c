@@ -135,6 +135,7 @@ static bool admit(struct engine_run *run, struct engine_slot *slot, struct engin
     }
     list_remove(&job->waiting);
     slot->prompt_told = 0;
+    slot->served = 0;
     slot->started_ns = now_ns;
     slot->first_token_ns = 0;
     slot->usage =
@@ -194,6 +195,7 @@ static void describe(const struct engine_run *run, uint64_t now_ns,
         seen[i].priority = r->priority;
         seen[i].decoding = s->n_tokens > s->n_given && seen[i].remaining == 1;
         seen[i].holds_pages = s->paged && s->kv.n_pages > 0;
+        seen[i].served = s->served;
     }
 }
 
@@ -240,6 +242,7 @@ static uint32_t plan_rows(struct engine_run *run, uint64_t now_ns)
                                                .whole = run->turns.active};
     describe(run, now_ns, seen);
     take_turns(run, seen);
+    engine_sched_limit(seen, run->n_slots, run->batch_limit);
     engine_sched_plan(seen, run->n_slots, &limits, rows);
     for (uint32_t i = 0; i < run->n_slots; i++)
         run->slots[i].rows = rows[i];
@@ -253,6 +256,8 @@ static uint32_t plan_rows(struct engine_run *run, uint64_t now_ns)
         done[next] = true;
         ensure_pages(run, &run->slots[next], seen);
         sum += run->slots[next].rows;
+        if (run->slots[next].rows > 0)
+            run->slots[next].served = run->count.steps_total + 1;
     }
     return sum;
 }

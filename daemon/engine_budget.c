@@ -6,7 +6,8 @@
 enum {
     PAGE = 4096,
     LEAST_ARENA = 1 << 20, /* reads of the dense weights land here first */
-    VRAM_SHARE = 16,       /* of what is free that is left alone, */
+    VRAM_SHARE = 12, /* of the device that is left alone: the driver takes some of it later, and
+                            * the governor warns when a 20th is left, */
     VRAM_LEAST = 256 << 20 /* and at least so much */
 };
 
@@ -60,9 +61,9 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
     return ERR_OK;
 }
 
-uint64_t engine_budget_vram_auto(uint64_t available)
+uint64_t engine_budget_vram_auto(uint64_t available, uint64_t total)
 {
-    const uint64_t share = available / VRAM_SHARE;
+    const uint64_t share = (total > available ? total : available) / VRAM_SHARE;
     const uint64_t margin = share > VRAM_LEAST ? share : VRAM_LEAST;
     return available > margin ? available - margin : 0;
 }

@@ -54,8 +54,8 @@ struct engine_budget_vram {
     bool all_resident; /* every expert has an island */
 };
 
-/* The default: what is free, less room for the desktop and other programs. */
-uint64_t engine_budget_vram_auto(uint64_t available);
+/* The default: what is free of `total`, less room for the desktop and other programs. */
+uint64_t engine_budget_vram_auto(uint64_t available, uint64_t total);
 /* ERR_NOMEM with all figures and the least that works. */
 enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *needs,
                                        struct engine_budget_vram *ret, struct err *e)

@@ -103,8 +103,9 @@ static enum err_code size_up(const struct engine_config *config,
 {
     const bool automatic = config->ram_budget == 0, vram_automatic = config->vram_budget == 0;
     const uint64_t ram = automatic ? engine_budget_auto(available) : config->ram_budget;
-    const uint64_t vram =
-        vram_automatic ? engine_budget_vram_auto(machine->vram_free) : config->vram_budget;
+    const uint64_t vram = vram_automatic
+                              ? engine_budget_vram_auto(machine->vram_free, machine->vram_total)
+                              : config->vram_budget;
     *ret = (struct engine_plan){.n_ctx = 0};
     plan_pool(config, m, machine->gpu != NULL ? vram : ram, ret);
     ret->sizes = (struct engine_forward_sizes){

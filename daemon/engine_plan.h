@@ -13,7 +13,7 @@ struct engine_config;
 struct engine_plan_machine {
     const struct k_device *cpu, *gpu; /* gpu: NULL: none computes */
     uint64_t available; /* bytes of RAM that the machine can give; 0: unknown, not compared */
-    uint64_t vram_free; /* bytes of the GPU; 0: unknown */
+    uint64_t vram_free, vram_total; /* bytes of the GPU; 0: unknown */
 };
 
 struct engine_plan {

@@ -171,12 +171,11 @@ enum err_code engine_run_start(struct engine_run *run, const struct engine_run_d
     run->model = model;
     run->gpu = devices->gpu != NULL;
     run->gpu_failed = false;
+    run->batch_limit = 0;
     run->ops = k_ops(run->gpu ? devices->gpu : devices->cpu);
     run->stream = run->gpu ? devices->gpu_stream : devices->cpu_stream;
-    if (run->gpu && run->ops->memory != NULL) {
-        uint64_t total;
-        run->ops->memory(devices->gpu, &machine.vram_free, &total);
-    }
+    if (run->gpu && run->ops->memory != NULL)
+        run->ops->memory(devices->gpu, &machine.vram_free, &machine.vram_total);
     enum err_code code = engine_plan_make(run->config, &machine, model, &plan, e);
     run->budget = plan.budget;
     run->vram = plan.vram;

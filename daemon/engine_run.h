@@ -24,6 +24,7 @@ struct engine_slot {
     uint32_t prompt_told;                /* prompt tokens whose logprobs were sent */
     bool paged;                          /* false: waits for pages, at first or after pre-emption */
     uint64_t started_ns, first_token_ns; /* 0: not yet */
+    uint64_t served;                     /* number of the last step with rows of it; 0: none */
     struct proto_usage usage;
     /* of the running step */
     uint32_t rows, first_row, first_logit, n_logits, logit_position;
@@ -56,6 +57,7 @@ struct engine_run {
     uint32_t *slot_arrays; /* tokens and pages of all slots */
     struct list waiting;   /* struct engine_job.waiting */
     uint64_t row_ns;       /* measured; 0: unknown */
+    uint32_t batch_limit;  /* sequences of a step; 0: none */
     uint64_t host_ns;      /* of steps with a GPU, but for waiting and for experts */
     struct engine_budget budget;
     struct engine_budget_vram vram; /* of a GPU */

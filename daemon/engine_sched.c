@@ -64,6 +64,32 @@ uint32_t engine_sched_plan(const struct engine_sched_sequence *sequences, uint32
     return sum;
 }
 
+static bool wants(const struct engine_sched_sequence *s)
+{
+    return s->max_rows > 0 && s->remaining > 0;
+}
+
+void engine_sched_limit(struct engine_sched_sequence *sequences, uint32_t n, uint32_t most)
+{
+    uint64_t chosen = 0;
+    for (uint32_t k = 0; k < most; k++) {
+        uint32_t best = n;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct engine_sched_sequence *s = &sequences[i], *b = &sequences[best];
+            if (!wants(s) || (chosen >> i & 1))
+                continue;
+            if (best == n || s->served < b->served ||
+                (s->served == b->served && s->order < b->order))
+                best = i;
+        }
+        if (best < n)
+            chosen |= UINT64_C(1) << best;
+    }
+    for (uint32_t i = 0; i < n && most > 0; i++)
+        if (!(chosen >> i & 1))
+            sequences[i].max_rows = 0;
+}
+
 uint32_t engine_sched_victim(const struct engine_sched_sequence *sequences, uint32_t n)
 {
     uint32_t youngest = n, oldest = n;

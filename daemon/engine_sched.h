@@ -21,6 +21,7 @@ struct engine_sched_sequence {
     int8_t priority;    /* smaller is earlier */
     bool decoding;      /* one row a step */
     bool holds_pages;
+    uint64_t served; /* number of the last step in which it had rows; 0: none */
 };
 
 struct engine_sched_limits {
@@ -33,6 +34,9 @@ struct engine_sched_limits {
 /* Rows of each of n sequences (at most 64) in the next step; returns their sum. */
 uint32_t engine_sched_plan(const struct engine_sched_sequence *sequences, uint32_t n,
                            const struct engine_sched_limits *limits, uint32_t *ret_rows);
+/* Takes the turn from all but `most` of those that want rows (0: all may): those that had some longest
+ * ago go first, the oldest first among these. */
+void engine_sched_limit(struct engine_sched_sequence *sequences, uint32_t n, uint32_t most);
 /* Lower is earlier: short prompts first, then by priority; waiting makes everyone earlier. */
 int64_t engine_sched_urgency(uint32_t remaining, int8_t priority, uint64_t waited_ms);
 /* The youngest that holds pages, but never the oldest of all: n if there is none. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "governor_nvml.h"
 #include "kernels.h"
 #include "settings.h"
 
@@ -49,5 +50,10 @@ struct engine_config worker_config_engine(const struct settings *s)
         .max_sequences = (uint32_t)settings_count(s, SETTING_batch_max_sequences),
         .prefill_chunk = (uint32_t)settings_count(s, SETTING_batch_prefill_chunk),
         .ticks = ticks_real(),
+        .sensors = &governor_nvml_source,
+        .governor_warn = (uint32_t)settings_count(s, SETTING_governor_warn),
+        .governor_critical = (uint32_t)settings_count(s, SETTING_governor_critical),
+        .governor_temp_high = (uint32_t)settings_count(s, SETTING_governor_temp_high),
+        .governor_temp_low = (uint32_t)settings_count(s, SETTING_governor_temp_low),
     };
 }

@@ -150,6 +150,7 @@ static void worker_loop_on_state(struct worker_loop *w)
         return;
     }
     worker_peer_send_welcome(&w->peers);
+    worker_peer_send_notice(&w->peers);
     if (f->state != old) /* percents are for the tick: sd_notify waits where its queue is full */
         worker_loop_notify_status(w);
     /* Said once, not at each try. */

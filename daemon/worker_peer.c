@@ -230,6 +230,27 @@ static void worker_peer_encode_welcome(struct worker_peers *set, struct buf *out
     proto_encode_welcome(out, &m);
 }
 
+static void worker_peer_notice(struct worker_peer *p, const struct engine_facts *facts)
+{
+    const struct proto_notice m = {.action =
+                                       facts->paused ? PROTO_NOTICE_PAUSE : PROTO_NOTICE_RESUME,
+                                   .text = proto_text_of(facts->pause_reason)};
+    proto_encode_notice(&p->out, &m);
+    worker_peer_queued(p);
+}
+
+void worker_peer_send_notice(struct worker_peers *set)
+{
+    struct engine_facts facts = {0};
+    engine_get_facts(set->engine, &facts);
+    if (facts.paused == set->paused)
+        return;
+    set->paused = facts.paused;
+    for (uint32_t i = 0; i < WORKER_PEER_MAX; i++)
+        if (set->slots[i] != NULL && set->slots[i]->greeted && !set->slots[i]->ending)
+            worker_peer_notice(set->slots[i], &facts);
+}
+
 static void worker_peer_hello(struct worker_peer *p, const struct proto_frame *f)
 {
     struct proto_hello m;
@@ -250,6 +271,11 @@ static void worker_peer_hello(struct worker_peer *p, const struct proto_frame *f
     if (p->set->welcome.size == 0)
         p->lost = "no memory for welcome";
     worker_peer_queued(p);
+    if (p->set->paused) {
+        struct engine_facts facts = {0};
+        engine_get_facts(p->set->engine, &facts);
+        worker_peer_notice(p, &facts);
+    }
     log_debug("peer", "hello", "client=\"%s\"", p->client);
 }
 

@@ -30,6 +30,7 @@ struct worker_peers {
     struct proto_scratch scratch;
     struct engine_snapshot snapshot;
     struct buf welcome; /* the frame that was sent to all last */
+    bool paused;        /* what all were told last */
     bool drain_asked;   /* by a client; the loop ends when nothing runs any more */
 };
 
@@ -77,5 +78,7 @@ struct worker_peer *worker_peer_on_event(struct worker_peers *set,
 void worker_peer_send_welcome(struct worker_peers *set);
 /* Tells those who asked to drain that nothing runs any more, if so. */
 void worker_peer_send_drained(struct worker_peers *set);
+/* Tells all whether to admit anything new, if that changed. */
+void worker_peer_send_notice(struct worker_peers *set);
 
 #endif

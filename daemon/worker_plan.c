@@ -118,14 +118,13 @@ static enum err_code open_gpu(struct worker_plan *p, const struct engine_config 
     struct err why = {.code = ERR_OK};
     struct k_device *gpu = NULL;
     struct engine_plan plan;
-    uint64_t total;
     if (c->gpu == ENGINE_GPU_OFF)
         return ERR_OK;
     enum err_code code = c->open_gpu(c->open_gpu_context, &gpu, &why);
     if (code == ERR_OK) {
-        k_ops(gpu)->memory(gpu, &p->vram_free, &total);
+        k_ops(gpu)->memory(gpu, &p->vram_free, &p->vram_total);
         const struct engine_plan_machine machine = {
-            .cpu = cpu, .gpu = gpu, .vram_free = p->vram_free};
+            .cpu = cpu, .gpu = gpu, .vram_free = p->vram_free, .vram_total = p->vram_total};
         /* What RAM lacks is no reason against the GPU. */
         code = engine_plan_least(c, &machine, p->model, 1, &plan, &why);
     }
@@ -158,8 +157,11 @@ static enum err_code make_plan(struct worker_plan *p, const struct engine_config
     if (code != ERR_OK)
         return code;
     p->set.name = "set";
-    const struct engine_plan_machine machine = {
-        .cpu = device, .gpu = gpu, .available = p->available, .vram_free = p->vram_free};
+    const struct engine_plan_machine machine = {.cpu = device,
+                                                .gpu = gpu,
+                                                .available = p->available,
+                                                .vram_free = p->vram_free,
+                                                .vram_total = p->vram_total};
     if (engine_plan_make(config, &machine, m, &p->set.plan, &p->refusal) == ERR_OK)
         fill_row(p, &p->set);
     fill_rows(p, config, &machine);

@@ -38,10 +38,10 @@ struct worker_plan {
     bool group_limits;                /* available is what the cgroup leaves */
     double ram_rate;
     struct engine_rates_ssd ssd;
-    const char *gpu;            /* what computes beside the CPU; NULL: nothing */
-    uint64_t vram_free;         /* of it; 0: unknown */
-    struct err gpu_refusal;     /* why there is none, if there could be one */
-    struct worker_plan_row set; /* its budget is 0 where refusal says why */
+    const char *gpu;                /* what computes beside the CPU; NULL: nothing */
+    uint64_t vram_free, vram_total; /* of it; 0: unknown */
+    struct err gpu_refusal;         /* why there is none, if there could be one */
+    struct worker_plan_row set;     /* its budget is 0 where refusal says why */
     struct err refusal;
     struct worker_plan_row rows[WORKER_PLAN_ROWS]; /* other budgets, growing */
     unsigned n_rows;

@@ -100,9 +100,9 @@ static void log_done(const struct gw_answer *a)
 /* ---- heads ---- */
 
 struct heads {
-    struct gw_exchange_header list[3];
+    struct gw_exchange_header list[4];
     size_t n;
-    char seed[24];
+    char seed[24], celsius[24];
 };
 
 static void heads_fill(const struct gw_answer *a, struct heads *h)
@@ -115,6 +115,10 @@ static void heads_fill(const struct gw_answer *a, struct heads *h)
         h->list[h->n++] = (struct gw_exchange_header){"x-islet-ignored", a->q->ask.ignored};
     if (degraded[0] != '\0')
         h->list[h->n++] = (struct gw_exchange_header){"x-islet-degraded", degraded};
+    const uint64_t celsius = gw_dispatch_gpu_celsius(a->context->dispatch);
+    snprintf(h->celsius, sizeof h->celsius, "%llu", (unsigned long long)celsius);
+    if (celsius > 0)
+        h->list[h->n++] = (struct gw_exchange_header){"x-nvidia-temp", h->celsius};
 }
 
 static void begin(struct gw_answer *a)

@@ -164,6 +164,15 @@ static void expire(struct gw_dispatch *d, struct list *tickets, uint64_t now)
     }
 }
 
+/* What heads of answers tell of the worker is a second old at most. */
+static void refresh_status(struct gw_dispatch *d, uint64_t now)
+{
+    if (now - d->asked_ns < STATUS_MS * 1000000ull)
+        return;
+    d->asked_ns = now;
+    gw_upstream_ask_status(d->runs.upstream);
+}
+
 /* A worker that is connected, has work and says nothing at all. */
 static void silence_check(struct gw_dispatch *d, uint64_t now)
 {
@@ -171,10 +180,7 @@ static void silence_check(struct gw_dispatch *d, uint64_t now)
     int64_t limit_ms = d->o.resume_deadline_ms;
     if (d->runs.flights.n == 0)
         return;
-    if (now - d->asked_ns >= STATUS_MS * 1000000ull) {
-        d->asked_ns = now;
-        gw_upstream_ask_status(d->runs.upstream);
-    }
+    refresh_status(d, now);
     if (limit_ms < LEAST_SILENCE_MS)
         limit_ms = LEAST_SILENCE_MS;
     uint64_t heard = gw_upstream_heard_ns(d->runs.upstream);
@@ -247,6 +253,7 @@ bool gw_dispatch_submit(struct gw_dispatch *d, struct gw_request *q, struct gw_r
     }
     d->o.metrics->admitted_total++;
     gw_request_keep(q);
+    refresh_status(d, now);
     if (!uv_is_active((const uv_handle_t *)&d->timer))
         uv_timer_start(&d->timer, on_tick, TICK_MS, TICK_MS);
     gw_runs_pump(&d->runs);
@@ -384,6 +391,11 @@ uint32_t gw_dispatch_max_sequences(const struct gw_dispatch *d)
 const char *gw_dispatch_degraded(const struct gw_dispatch *d)
 {
     return gw_upstream_get_status(d->runs.upstream)->degraded;
+}
+
+uint64_t gw_dispatch_gpu_celsius(const struct gw_dispatch *d)
+{
+    return gw_upstream_get_status(d->runs.upstream)->status.gpu_temperature_celsius;
 }
 
 struct gw_upstream *gw_dispatch_upstream(const struct gw_dispatch *d)

@@ -72,6 +72,28 @@ static void sequences_print(const struct cli_term *t, const struct reading *r)
     }
 }
 
+/* The GPU as other programs use it too. */
+static void device_print(const struct cli_term *t, const struct reading *r)
+{
+    const double total = worker(r, "gpu_memory_total_bytes");
+    const double given = worker(r, "vram_given_back_bytes");
+    const double celsius = worker(r, "gpu_temperature_celsius");
+    const double limit = worker(r, "governor_batch_limit");
+    if (total == 0)
+        return;
+    heading(t, "");
+    printf("%s of %s in use by all programs", bytes(worker(r, "gpu_memory_used_bytes")).s,
+           bytes(total).s);
+    if (given > 0)
+        printf(", %s of islands given back", bytes(given).s);
+    if (celsius > 0)
+        printf("; %.0f C, %.0f W, busy %.0f %%", celsius, worker(r, "gpu_power_milliwatts") / 1000,
+               worker(r, "gpu_utilization_percent"));
+    if (limit > 0)
+        printf("; %.0f sequences a step", limit);
+    putchar('\n');
+}
+
 /* Nothing where no GPU computes. */
 static void gpu_print(const struct cli_term *t, const struct reading *r)
 {
@@ -86,6 +108,7 @@ static void gpu_print(const struct cli_term *t, const struct reading *r)
         worker(r, "experts_total"), worker(r, "expert_hits_vram_total"),
         worker(r, "expert_copies_total"), bytes(worker(r, "expert_copy_bytes_total")).s,
         units_ms((uint64_t)(worker(r, "cpu_experts_us_total") / 1000)).s);
+    device_print(t, r);
 }
 
 static void memory_print(const struct cli_term *t, const struct reading *r)

@@ -1,45 +1,14 @@
 // A GPU beside the CPU, from the settings to the answer, and what becomes of an answer when it fails. The GPU is a
-// stand-in of islet-cuda.so, found beside copies of the programs as the real one is.
+// stand-in.
 import { test, before, after } from 'node:test';
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
-import { copyFileSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import path from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
-import { bin, freePort, slow, tinymoe } from './clients/server.mjs';
+import { tinymoe } from './clients/server.mjs';
+import { standIn, status } from './stand_in.mjs';
 
-let root;
-before(() => {
-  root = mkdtempSync(path.join(tmpdir(), 'islet-gpu-'));
-  mkdirSync(path.join(root, 'bin'));
-  mkdirSync(path.join(root, 'lib'));
-  for (const name of ['islet', 'isletd', 'islet-gateway']) copyFileSync(path.join(bin, name), path.join(root, 'bin', name));
-  copyFileSync(path.join(bin, '../tests/fake-cuda.so'), path.join(root, 'lib/islet-cuda.so'));
-});
-after(() => rmSync(root, { recursive: true, force: true }));
-
-// Runs `islet up` while `use(base URL)` does; gives its result and the log.
-async function up(env, sets, use) {
-  const port = await freePort();
-  const run = mkdtempSync(path.join(root, 'run-'));
-  const args = ['up', '--model', tinymoe, '--set', `server.listen=127.0.0.1:${port}`, ...sets.flatMap((s) => ['--set', s])];
-  const child = spawn(path.join(root, 'bin/islet'), args, {
-    env: { ...process.env, ...env, XDG_RUNTIME_DIR: run },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
-  let log = '';
-  const ended = new Promise((resolve) => child.on('exit', resolve));
-  for (const stream of [child.stdout, child.stderr]) stream.setEncoding('utf8').on('data', (text) => (log += text));
-  try {
-    for (const until = Date.now() + 30000 * slow; !log.includes('ready: '); await sleep(50))
-      assert.ok(Date.now() < until && child.exitCode === null, log);
-    return { result: await use(`http://127.0.0.1:${port}`), log: () => log };
-  } finally {
-    child.kill('SIGTERM');
-    await ended;
-  }
-}
+let gpu;
+before(() => (gpu = standIn()));
+after(() => gpu.done());
+const up = (env, sets, use) => gpu.up(tinymoe, env, sets, use);
 
 async function ask(base) {
   const response = await fetch(`${base}/v1/chat/completions`, {
@@ -58,8 +27,6 @@ async function ask(base) {
   const degraded = response.headers.get('x-islet-degraded');
   return { text: JSON.stringify(choices[0].logprobs.content.map((t) => [t.token, t.logprob])), degraded };
 }
-
-const status = async (base) => (await fetch(`${base}/status`)).json();
 
 let expected;
 test('compute.gpu = off: the CPU alone answers', async () => {

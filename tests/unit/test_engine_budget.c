@@ -148,9 +148,13 @@ static struct engine_budget_vram_needs vram_needs_of(uint64_t budget)
 static void test_engine_budget_vram_auto_leaves_a_margin(void **state)
 {
     (void)state;
-    assert_int_equal(engine_budget_vram_auto(16 * GIB), 15 * GIB);
-    assert_int_equal(engine_budget_vram_auto(GIB), 768 * MIB);
-    assert_int_equal(engine_budget_vram_auto(100 * MIB), 0);
+    assert_int_equal(engine_budget_vram_auto(12 * GIB, 12 * GIB), 11 * GIB);
+    assert_int_equal(engine_budget_vram_auto(12 * GIB, 0), 11 * GIB);
+    assert_int_equal(engine_budget_vram_auto(GIB, GIB), 768 * MIB);
+    assert_int_equal(engine_budget_vram_auto(100 * MIB, 100 * MIB), 0);
+    /* What others use leaves less for us, not less for them. */
+    assert_int_equal(engine_budget_vram_auto(5 * GIB, 12 * GIB), 4 * GIB);
+    assert_int_equal(engine_budget_vram_auto(GIB, 24 * GIB), 0);
 }
 
 static void test_engine_budget_vram_is_never_exceeded(void **state)

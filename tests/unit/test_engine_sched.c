@@ -114,6 +114,43 @@ static void test_engine_sched_victim_is_the_youngest_but_not_the_oldest(void **s
     assert_int_equal(engine_sched_victim(s, 4), 4); /* only the oldest holds pages */
 }
 
+static void test_engine_sched_limit_lets_few_have_turns_one_after_the_other(void **state)
+{
+    (void)state;
+    uint64_t served[6] = {0};
+    for (uint64_t step = 1; step <= 12; step++) {
+        struct engine_sched_sequence s[6];
+        for (uint32_t i = 0; i < 6; i++)
+            s[i] = (struct engine_sched_sequence){.order = 10 - i,
+                                                  .remaining = i == 4 ? 0 : 1,
+                                                  .max_rows = i == 5 ? 0 : 7,
+                                                  .served = served[i]};
+        engine_sched_limit(s, 6, 2); /* 0 to 3 want rows; 3 is the oldest of them */
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_true(s[i].max_rows == 0 || s[i].max_rows == 7);
+            assert_int_equal(s[i].max_rows > 0, (step % 2 == 1) == (i >= 2));
+            n += s[i].max_rows > 0;
+            served[i] = s[i].max_rows > 0 ? step : served[i];
+        }
+        assert_int_equal(n, 2);
+    }
+}
+
+static void test_engine_sched_limit_of_zero_or_of_many_limits_nobody(void **state)
+{
+    (void)state;
+    for (uint32_t most = 0; most <= 99; most += 33) {
+        struct engine_sched_sequence s[64];
+        for (uint32_t i = 0; i < 64; i++)
+            s[i] = (struct engine_sched_sequence){
+                .order = i, .remaining = 1, .max_rows = 1, .served = 1 + i % 3};
+        engine_sched_limit(s, most == 33 ? 33 : 64, most);
+        for (uint32_t i = 0; i < 64; i++)
+            assert_int_equal(s[i].max_rows, 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +161,8 @@ int main(void)
         cmocka_unit_test(test_engine_sched_priority_and_age_come_before_length),
         cmocka_unit_test(test_engine_sched_long_prompt_among_short_ones_ends),
         cmocka_unit_test(test_engine_sched_victim_is_the_youngest_but_not_the_oldest),
+        cmocka_unit_test(test_engine_sched_limit_lets_few_have_turns_one_after_the_other),
+        cmocka_unit_test(test_engine_sched_limit_of_zero_or_of_many_limits_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
