@@ -249,6 +249,78 @@ static void test_engine_islands_copied_for_a_layer_stay_while_it_is_computed(voi
     forward_rig_close(&s);
 }
 
+/* With or without experts on their way to them. */
+static void test_engine_islands_chunks_come_and_go_between_steps(void **state)
+{
+    (void)state;
+    for (int eager = 0; eager < 2; eager++) {
+        const struct fake_gpu_options o = {.eager = eager, .no_pinning = eager};
+        struct forward_rig s;
+        struct err e = {.code = ERR_OK};
+        gpu_rig(&s, &o, 0, UINT64_C(2) * K_CHUNK_BYTES, eager ? &mixes : &computes);
+        struct tier_vram *vram = &s.islands.vram;
+        const uint64_t used = fake_gpu_used(s.gpu);
+        assert_int_equal(vram->chunks, 2);
+        for (int round = 0; round < 3; round++) {
+            fill(&s);
+            check_steps(&s);
+            must(engine_islands_give_back(&s.islands, 1), &e); /* the one without experts */
+            assert_int_equal(fake_gpu_used(s.gpu), used - K_CHUNK_BYTES);
+            assert_true(engine_islands_full(&s.islands, 0));
+            check_steps(&s);
+            must(engine_islands_give_back(&s.islands, 9), &e);
+            assert_int_equal(vram->chunks_held, 0);
+            assert_int_equal(expert_cache_count(s.islands.cache).used_bytes, 0);
+            assert_int_equal(fake_gpu_used(s.gpu), used - 2 * (uint64_t)K_CHUNK_BYTES);
+            check_steps(&s);
+            must(engine_islands_take_again(&s.islands, 1, &e), &e);
+            assert_int_equal(vram->chunks_held, 1);
+            for (uint32_t i = 0; i < 4; i++) /* and away again while experts are copied there */
+                (void)engine_islands_bring(&s.islands, 0, i);
+            must(engine_islands_give_back(&s.islands, 1), &e);
+            must(engine_islands_take_again(&s.islands, 9, &e), &e);
+            assert_int_equal(fake_gpu_used(s.gpu), used);
+        }
+        forward_rig_close(&s);
+    }
+}
+
+static void test_engine_islands_chunks_that_are_refused_stay_away(void **state)
+{
+    (void)state;
+    const struct fake_gpu_options o = {.eager = true};
+    struct forward_rig s;
+    struct err e = {.code = ERR_OK};
+    gpu_rig(&s, &o, 0, UINT64_C(3) * K_CHUNK_BYTES, &computes);
+    must(engine_islands_give_back(&s.islands, 3), &e);
+    k_ops(s.gpu)->inject(s.gpu, &(struct k_cuda_fault){.nth = 2, .error = 2});
+    assert_int_equal(engine_islands_take_again(&s.islands, 3, &e), ERR_NOMEM);
+    assert_int_equal(s.islands.vram.chunks_held, 1);
+    fill(&s);
+    check_steps(&s);
+    e.code = ERR_OK;
+    must(engine_islands_take_again(&s.islands, 3, &e), &e);
+    assert_int_equal(s.islands.vram.chunks_held, 3);
+    forward_rig_close(&s);
+}
+
+static void test_engine_islands_of_a_device_without_ranges_stay_whole(void **state)
+{
+    (void)state;
+    const struct fake_gpu_options o = {.eager = true, .no_ranges = true};
+    struct forward_rig s;
+    struct err e = {.code = ERR_OK};
+    gpu_rig(&s, &o, 0, UINT64_C(2) * K_CHUNK_BYTES, &computes);
+    const uint64_t used = fake_gpu_used(s.gpu);
+    assert_int_equal(s.islands.vram.chunks, 0);
+    must(engine_islands_give_back(&s.islands, 2), &e);
+    must(engine_islands_take_again(&s.islands, 2, &e), &e);
+    assert_int_equal(fake_gpu_used(s.gpu), used);
+    fill(&s);
+    check_steps(&s);
+    forward_rig_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +329,9 @@ int main(void)
         cmocka_unit_test(test_engine_islands_all_fit_the_host_sees_no_layer),
         cmocka_unit_test(test_engine_islands_every_budget_gives_the_same_bits),
         cmocka_unit_test(test_engine_islands_copied_for_a_layer_stay_while_it_is_computed),
+        cmocka_unit_test(test_engine_islands_chunks_come_and_go_between_steps),
+        cmocka_unit_test(test_engine_islands_chunks_that_are_refused_stay_away),
+        cmocka_unit_test(test_engine_islands_of_a_device_without_ranges_stay_whole),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
 }
