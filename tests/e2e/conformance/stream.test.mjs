@@ -20,7 +20,7 @@ async function pause(s, ms) {
 }
 
 test('W47 the exact sequence', async () => {
-  const r = await rawPost(server, '/v1/chat/completions', { ...norway, stream: true, stream_options: { include_usage: true } });
+  const r = await rawPost(server, '/v1/chat/completions', { ...norway, stream: true, sse_ping_interval: -1, stream_options: { include_usage: true } });
   assert.equal(r.status, 200);
   assert.equal(r.headers['content-type'], 'text/event-stream; charset=utf-8');
   assert.equal(r.headers['cache-control'], 'no-cache');
