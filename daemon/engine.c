@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "engine_commands.h"
 #include "engine_govern.h"
 #include "engine_plan.h"
 #include "engine_run.h"
@@ -25,6 +26,7 @@ struct engine {
     pthread_t thread;
     struct engine_mail mail;
     struct queue *submitted; /* struct engine_job, loop to engine */
+    struct engine_commands commands;
     _Atomic bool stop, load_again, drain;
     _Atomic bool starved; /* the engine waits for events to come back */
     _Atomic uint64_t heartbeat;
@@ -223,6 +225,8 @@ static bool on_piece(void *context)
     take_submitted(g); /* a request that waits for the model can be cancelled at once */
     engine_run_sweep(&g->run);
     engine_mail_flush(&g->mail);
+    engine_commands_take(&g->commands);
+    engine_commands_flush(&g->commands);
     return atomic_load(&g->stop);
 }
 
@@ -245,6 +249,7 @@ static void unload(struct engine *g)
     struct engine_run_devices *d = &g->devices;
     engine_govern_stop(&g->govern);
     set_pause(g, false);
+    engine_commands_leave(&g->commands);
     engine_run_leave(&g->run);
     model_close(g->model);
     g->model = NULL;
@@ -523,10 +528,32 @@ static void govern(struct engine *g)
 
 /* ---- the thread ---- */
 
+static enum err_code say_draining(struct err *e)
+{
+    return err_set(e, ERR_BUSY, "the worker is draining and takes nothing new");
+}
+
+/* Commands go between steps; the process that a drain ends needs no experts any more. */
+static bool turn_commands(struct engine *g, bool idle)
+{
+    const struct engine_commands_tiers tiers = {.experts = g->run.experts,
+                                                .islands = g->run.gpu ? &g->run.islands : NULL};
+    enum err_code code = ERR_OK;
+    if (atomic_load(&g->drain)) {
+        struct err e = {.code = ERR_OK};
+        (void)say_draining(&e);
+        engine_commands_refuse(&g->commands, &e);
+    }
+    const bool more = engine_commands_turn(&g->commands, &tiers, idle, &code);
+    g->run.gpu_failed |= code != ERR_OK;
+    return more;
+}
+
 /* One turn. Returns whether there may be more to do at once. */
 static bool turn(struct engine *g)
 {
     take_submitted(g);
+    engine_commands_take(&g->commands);
     engine_run_sweep(&g->run);
     if (g->gpu_lost) /* the loop ends the process */
         return false;
@@ -534,6 +561,7 @@ static bool turn(struct engine *g)
         struct err e = {.code = ERR_OK};
         (void)err_set(&e, ERR_BUSY, "the model is not loaded");
         engine_run_fail_all(&g->run, &e);
+        engine_commands_refuse(&g->commands, &e);
         return false;
     }
     check_waiting(g);
@@ -541,7 +569,9 @@ static bool turn(struct engine *g)
     if (engine_mail_room(&g->mail) < engine_run_events(&g->config))
         return false;
     atomic_store(&g->starved, false);
-    const bool more = engine_run_step(&g->run) || engine_run_idle(&g->run);
+    const bool stepped = engine_run_step(&g->run);
+    const bool commanded = !g->run.gpu_failed && turn_commands(g, !stepped);
+    const bool more = stepped || commanded || (!g->run.gpu_failed && engine_run_idle(&g->run));
     govern(g);
     if (g->run.gpu_failed)
         drop_gpu(g);
@@ -560,6 +590,7 @@ static void *engine_main(void *argument)
         atomic_fetch_add(&g->heartbeat, 1);
         take_snapshot(g);
         engine_mail_flush(&g->mail);
+        engine_commands_flush(&g->commands);
         if (!more && !atomic_load(&g->stop))
             queue_wait(g->submitted, IDLE_MS);
     }
@@ -576,6 +607,7 @@ static void free_engine(struct engine *g)
     list_each_safe(it, &g->open)
         engine_request_free(&list_entry(it, struct engine_job, open)->request);
     engine_mail_done(&g->mail);
+    engine_commands_done(&g->commands);
     queue_free(g->submitted);
     pthread_mutex_destroy(&g->lock);
     if (g->statm >= 0)
@@ -618,6 +650,8 @@ enum err_code engine_start(const struct engine_config *config, struct engine **r
     if (code == ERR_OK)
         code = engine_mail_start(&g->mail, 4 * engine_run_events(config), n_open, e);
     if (code == ERR_OK)
+        code = engine_commands_start(&g->commands, config->notify, config->notify_context, e);
+    if (code == ERR_OK)
         code = start_thread(g, e);
     if (code == ERR_OK)
         *ret = g;
@@ -651,16 +685,47 @@ void engine_drain(struct engine *g)
         set_state(g, PROTO_DRAINING, "");
 }
 
+/* Does it take anything now? */
+static enum err_code check_open(struct engine *g, const struct engine_facts *facts, struct err *e)
+{
+    if (atomic_load(&g->drain))
+        return say_draining(e);
+    if (facts->state == PROTO_FAILED)
+        return err_set(e, ERR_BUSY, "the model is not loaded: %s", facts->reason);
+    return ERR_OK;
+}
+
+enum err_code engine_submit_command(struct engine *g, struct engine_command *command, struct err *e)
+{
+    struct engine_facts facts;
+    engine_get_facts(g, &facts);
+    enum err_code code = check_open(g, &facts, e);
+    if (code == ERR_OK)
+        code = engine_commands_submit(&g->commands, command, e);
+    if (code == ERR_OK)
+        queue_wake(g->submitted);
+    return code;
+}
+
+void engine_cancel_command(struct engine *g, struct engine_command *command)
+{
+    engine_commands_cancel(&g->commands, command);
+    queue_wake(g->submitted);
+}
+
+struct engine_command *engine_next_command(struct engine *g)
+{
+    return engine_commands_next(&g->commands);
+}
+
 enum err_code engine_submit(struct engine *g, struct engine_request *request, struct err *e)
 {
     struct engine_job *job = engine_request_job(request);
     struct engine_facts facts;
     engine_get_facts(g, &facts);
-    if (atomic_load(&g->drain))
-        return err_set(e, ERR_BUSY, "the worker is draining and takes no new requests");
-    if (facts.state == PROTO_FAILED)
-        return err_set(e, ERR_BUSY, "the model is not loaded: %s", facts.reason);
-    enum err_code code = engine_request_check_run(&request->run, e);
+    enum err_code code = check_open(g, &facts, e);
+    if (code == ERR_OK)
+        code = engine_request_check_run(&request->run, e);
     if (code == ERR_OK && facts.n_ctx != 0)
         code = engine_request_check_model(&request->run, facts.n_vocab, facts.n_ctx, e);
     if (code != ERR_OK)

@@ -45,7 +45,8 @@ struct engine_config {
     uint32_t max_waiting;   /* requests accepted but not yet running; more are refused BUSY */
     struct ticks ticks;
     void (*notify)(
-        void *context); /* called on the engine thread when events wait; must only wake the loop */
+        void *
+            context); /* called on the engine thread when events or commands wait; must only wake the loop */
     void *notify_context;
     const struct governor_source *sensors;     /* of the GPU; NULL: none. Borrowed */
     uint32_t governor_period_ms;               /* of readings; 0: a second */
@@ -138,6 +139,15 @@ enum err_code engine_submit(struct engine *g, struct engine_request *request, st
 /* Ends the handle with DONE/cancelled, at once when it waits, else after the running step. Unknown:
  * ignored. */
 void engine_cancel(struct engine *g, uint64_t handle);
+
+/* A command about an expert: engine_commands.h. Takes it on success; engine_next_command gives it
+ * back with its answer, and the caller frees it. ERR_BUSY: too many wait, draining, or no model.
+ * While LOADING commands are accepted and wait. */
+struct engine_command;
+enum err_code engine_submit_command(struct engine *g, struct engine_command *command, struct err *e)
+    __attribute__((warn_unused_result));
+void engine_cancel_command(struct engine *g, struct engine_command *command);
+struct engine_command *engine_next_command(struct engine *g); /* NULL: none */
 
 /* Next event, or NULL. Lent until engine_event_return. */
 struct engine_event *engine_next_event(struct engine *g);

@@ -362,6 +362,21 @@ static void worker_loop_on_event(struct worker_loop *w, const struct engine_even
         fault_hit(FAULT_WORKER_DONE);
 }
 
+/* Returns how many commands about experts were answered. */
+static unsigned worker_loop_take_commands(struct worker_loop *w)
+{
+    struct engine_command *command;
+    unsigned n = 0;
+    while (n < WORKER_LOOP_EVENTS && (command = engine_next_command(w->engine)) != NULL) {
+        struct worker_peer *p = worker_peer_on_command(&w->peers, command);
+        if (p != NULL)
+            worker_loop_flush(p->io);
+        alloc_free(command);
+        n++;
+    }
+    return n;
+}
+
 static void worker_loop_on_events(uv_async_t *async)
 {
     struct worker_loop *w = async->data;
@@ -372,7 +387,7 @@ static void worker_loop_on_events(uv_async_t *async)
         engine_event_return(w->engine, event);
         n++;
     }
-    if (n == WORKER_LOOP_EVENTS)
+    if (worker_loop_take_commands(w) == WORKER_LOOP_EVENTS || n == WORKER_LOOP_EVENTS)
         uv_async_send(async);
     worker_loop_check_drained(w);
 }
@@ -416,7 +431,7 @@ static void worker_loop_end(struct worker_loop *w, const char *why)
 
 static void worker_loop_check_drained(struct worker_loop *w)
 {
-    if (!w->draining || w->peers.n_requests > 0)
+    if (!w->draining || w->peers.n_requests > 0 || w->peers.n_commands > 0)
         return;
     worker_peer_send_drained(&w->peers);
     worker_loop_flush_all(w);

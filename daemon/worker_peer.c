@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "engine_commands.h"
 #include "fault.h"
 #include "kernels.h"
 #include "log.h"
@@ -23,6 +24,12 @@ struct worker_request {
     uint64_t id; /* the client's */
     uint64_t handle;
     char trace[PROTO_MAX_TRACE + 1]; /* what the client calls it, or "-" */
+};
+
+struct worker_command {
+    struct list link;
+    uint64_t id;                    /* the client's */
+    struct engine_command *command; /* the engine's until it ends */
 };
 
 void worker_peer_set_init(struct worker_peers *set, struct engine *engine, uint32_t max_frame,
@@ -60,6 +67,7 @@ enum err_code worker_peer_open(struct worker_peers *set, struct worker_peer **re
     proto_reader_init(&p->reader, set->max_frame);
     p->out = BUF_INIT(WORKER_PEER_QUEUE_BYTES);
     list_init(&p->requests);
+    list_init(&p->commands);
     set->slots[slot] = p;
     set->n_peers++;
     *ret = p;
@@ -74,6 +82,14 @@ static void worker_peer_end_request(struct worker_peer *p, struct worker_request
     p->set->n_requests--;
 }
 
+static void worker_peer_end_command(struct worker_peer *p, struct worker_command *c)
+{
+    list_remove(&c->link);
+    alloc_free(c);
+    p->n_commands--;
+    p->set->n_commands--;
+}
+
 void worker_peer_close(struct worker_peer *p)
 {
     if (p == NULL)
@@ -83,6 +99,11 @@ void worker_peer_close(struct worker_peer *p)
         log_debug("request", "abandoned", "trace=%s client=\"%s\"", r->trace, p->client);
         engine_cancel(p->set->engine, r->handle);
         worker_peer_end_request(p, r);
+    }
+    list_each_safe(it, &p->commands) {
+        struct worker_command *c = list_entry(it, struct worker_command, link);
+        engine_cancel_command(p->set->engine, c->command);
+        worker_peer_end_command(p, c);
     }
     p->set->slots[p->slot] = NULL;
     p->set->n_peers--;
@@ -129,6 +150,25 @@ static struct worker_request *worker_peer_find_id(struct worker_peer *p, uint64_
     return NULL;
 }
 
+static struct worker_command *worker_peer_find_command(struct worker_peer *p, uint64_t id)
+{
+    list_each(it, &p->commands) {
+        struct worker_command *c = list_entry(it, struct worker_command, link);
+        if (c->id == id)
+            return c;
+    }
+    return NULL;
+}
+
+static enum err_code worker_peer_check_id(struct worker_peer *p, uint64_t id, struct err *e)
+{
+    if (id == 0)
+        return err_set(e, ERR_ARGUMENT, "request id 0 is the connection's, ids begin at 1");
+    if (worker_peer_find_id(p, id) != NULL || worker_peer_find_command(p, id) != NULL)
+        return err_set(e, ERR_ARGUMENT, "request id %llu is in use", (unsigned long long)id);
+    return ERR_OK;
+}
+
 /* Moves it to the front: those that run are few and send often, those that wait do not send. */
 static struct worker_request *worker_peer_find_handle(struct worker_peer *p, uint64_t handle)
 {
@@ -147,10 +187,8 @@ static enum err_code worker_peer_admit(struct worker_peer *p, uint64_t id,
                                        const struct proto_run *run, struct err *e)
 {
     struct worker_peers *set = p->set;
-    if (id == 0)
-        return err_set(e, ERR_ARGUMENT, "request id 0 is the connection's, ids begin at 1");
-    if (worker_peer_find_id(p, id) != NULL)
-        return err_set(e, ERR_ARGUMENT, "request id %llu is in use", (unsigned long long)id);
+    if (worker_peer_check_id(p, id, e) != ERR_OK)
+        return e->code;
     if (p->n_requests >= WORKER_PEER_MAX_REQUESTS)
         return err_set(e, ERR_BUSY, "%u requests of this connection wait already", p->n_requests);
     uint64_t handle = (uint64_t)p->slot << WORKER_PEER_SLOT_SHIFT | (set->serial + 1);
@@ -197,8 +235,64 @@ static void worker_peer_run(struct worker_peer *p, const struct proto_frame *f)
 static void worker_peer_cancel(struct worker_peer *p, uint64_t id)
 {
     struct worker_request *r = worker_peer_find_id(p, id);
+    struct worker_command *c = worker_peer_find_command(p, id);
     if (r != NULL)
         engine_cancel(p->set->engine, r->handle); /* done follows as an event */
+    if (c != NULL)
+        engine_cancel_command(p->set->engine, c->command); /* an error does */
+}
+
+/* ---- commands about experts ---- */
+
+static enum err_code worker_peer_command(struct worker_peer *p, uint64_t id, bool unload,
+                                         const struct proto_load_expert *expert, struct err *e)
+{
+    struct worker_peers *set = p->set;
+    if (worker_peer_check_id(p, id, e) != ERR_OK)
+        return e->code;
+    if (p->n_commands >= WORKER_PEER_MAX_COMMANDS)
+        return err_set(e, ERR_BUSY,
+                       "%u commands about experts of this connection wait already, the limit",
+                       p->n_commands);
+    struct worker_command *c = alloc_get(ALLOC_REQUEST, sizeof *c);
+    struct engine_command *command = alloc_zero(ALLOC_REQUEST, 1, sizeof *command);
+    if (c == NULL || command == NULL) {
+        err_set(e, ERR_NOMEM, "no memory for a command about an expert");
+        goto refused;
+    }
+    command->slot = p->slot;
+    command->unload = unload;
+    command->expert = *expert;
+    if (engine_submit_command(set->engine, command, e) != ERR_OK)
+        goto refused;
+    *c = (struct worker_command){.id = id, .command = command};
+    list_append(&p->commands, &c->link);
+    p->n_commands++;
+    set->n_commands++;
+    return ERR_OK;
+refused:
+    alloc_free(command);
+    alloc_free(c);
+    return e->code;
+}
+
+static void worker_peer_expert(struct worker_peer *p, const struct proto_frame *f)
+{
+    const bool unload = f->cmd == PROTO_UNLOAD_EXPERT;
+    struct proto_load_expert expert = {.quant_type = PROTO_ANY_QUANT_TYPE,
+                                       .weight_size = PROTO_ANY_WEIGHT_SIZE};
+    struct proto_unload_expert m = {.expert_id = 0};
+    struct err e = {0};
+    const enum err_code code =
+        unload ? proto_decode_unload_expert(f, &m, &e) : proto_decode_load_expert(f, &expert, &e);
+    if (code != ERR_OK) {
+        worker_peer_refuse(p, f->request_id, &e);
+        return;
+    }
+    if (unload)
+        expert.expert_id = m.expert_id;
+    if (worker_peer_command(p, f->request_id, unload, &expert, &e) != ERR_OK)
+        worker_peer_error(p, f->request_id, e.code, e.text);
 }
 
 /* ---- hello, status, drain ---- */
@@ -331,6 +425,10 @@ static void worker_peer_take(struct worker_peer *p, const struct proto_frame *f)
     case PROTO_RUN_INFERENCE:
         worker_peer_run(p, f);
         return;
+    case PROTO_LOAD_EXPERT:
+    case PROTO_UNLOAD_EXPERT:
+        worker_peer_expert(p, f);
+        return;
     case PROTO_CANCEL:
         worker_peer_cancel(p, f->request_id);
         return;
@@ -440,6 +538,45 @@ struct worker_peer *worker_peer_on_event(struct worker_peers *set, const struct 
     return p;
 }
 
+static struct worker_command *worker_peer_find_answered(struct worker_peer *p,
+                                                        const struct engine_command *command)
+{
+    list_each(it, &p->commands) {
+        struct worker_command *c = list_entry(it, struct worker_command, link);
+        if (c->command == command)
+            return c;
+    }
+    return NULL;
+}
+
+/* The client is told of all; of these whoever looks after the worker is too. */
+static void worker_peer_log_command(const struct worker_peer *p, const struct engine_command *m)
+{
+    const enum err_code code = m->error.code;
+    if (code == ERR_IO || code == ERR_FORMAT || code == ERR_DEVICE)
+        log_warn("expert", "load_failed", "expert=%u client=\"%s\" code=%s reason=\"%s\"",
+                 m->expert.expert_id, p->client, err_code_name(code), m->error.text);
+}
+
+struct worker_peer *worker_peer_on_command(struct worker_peers *set,
+                                           const struct engine_command *command)
+{
+    struct worker_peer *p = set->slots[command->slot];
+    struct worker_command *c = p != NULL ? worker_peer_find_answered(p, command) : NULL;
+    if (c == NULL)
+        return NULL;
+    const struct proto_loaded m = {.expert_id = command->expert.expert_id, .tier = command->tier};
+    if (command->error.code == ERR_OK) {
+        proto_encode_loaded(&p->out, c->id, command->unload ? PROTO_UNLOADED : PROTO_LOADED, &m);
+        worker_peer_queued(p);
+    } else {
+        worker_peer_error(p, c->id, command->error.code, command->error.text);
+        worker_peer_log_command(p, command);
+    }
+    worker_peer_end_command(p, c);
+    return p;
+}
+
 void worker_peer_send_welcome(struct worker_peers *set)
 {
     struct buf frame = BUF_INIT(64 << 10);
@@ -462,7 +599,8 @@ void worker_peer_send_welcome(struct worker_peers *set)
 
 void worker_peer_send_drained(struct worker_peers *set)
 {
-    for (uint32_t i = 0; i < WORKER_PEER_MAX && set->n_requests == 0; i++) {
+    const bool idle = set->n_requests == 0 && set->n_commands == 0;
+    for (uint32_t i = 0; i < WORKER_PEER_MAX && idle; i++) {
         struct worker_peer *p = set->slots[i];
         if (p == NULL || !p->drains)
             continue;

@@ -12,6 +12,7 @@
 enum {
     WORKER_PEER_MAX = 256,             /* connections */
     WORKER_PEER_MAX_REQUESTS = 1024,   /* of one connection */
+    WORKER_PEER_MAX_COMMANDS = 2048,   /* about experts, of one connection */
     WORKER_PEER_QUEUE_BYTES = 8 << 20, /* unsent; a reader slower than that is cut off */
     WORKER_PEER_STALL_MS = 60000       /* so is one that takes nothing for so long */
 };
@@ -23,6 +24,7 @@ struct worker_peers {
     struct engine *engine; /* borrowed */
     struct worker_peer *slots[WORKER_PEER_MAX];
     uint32_t n_peers, n_requests; /* requests of all peers that have not ended */
+    uint32_t n_commands;          /* about experts, the same */
     uint64_t serial;              /* of the last handle */
     uint32_t max_frame;
     uint64_t incarnation, start_ns;
@@ -48,6 +50,8 @@ struct worker_peer {
     size_t out_sent;
     struct list requests; /* the ones that send come first */
     uint32_t n_requests;
+    struct list commands; /* in the order in which they came */
+    uint32_t n_commands;
     void *io; /* the loop's */
 };
 
@@ -74,6 +78,9 @@ void worker_peer_check_stall(struct worker_peer *p, uint64_t now_ms);
  * any more. ENGINE_STATE is not for here: see worker_peer_send_welcome. */
 struct worker_peer *worker_peer_on_event(struct worker_peers *set,
                                          const struct engine_event *event);
+/* The same for a command about an expert that ended. */
+struct worker_peer *worker_peer_on_command(struct worker_peers *set,
+                                           const struct engine_command *command);
 /* Sends welcome to all that said hello, if it differs from the last one. */
 void worker_peer_send_welcome(struct worker_peers *set);
 /* Tells those who asked to drain that nothing runs any more, if so. */

@@ -320,6 +320,183 @@ static void test_worker_drain_of_an_idle_one_ends_it(void **state)
     assert_int_equal(access(r->socket, F_OK), -1);
 }
 
+/* ---- single experts ---- */
+
+enum {
+    N_EXPERTS = 64, /* of the model here, all of which its RAM holds */
+    BURST = 640
+};
+
+static uint64_t load_of(struct proto_client *c, uint32_t expert)
+{
+    const struct proto_load_expert m = {.expert_id = expert, .quant_type = PROTO_ANY_QUANT_TYPE};
+    struct err e = {0};
+    uint64_t id = 0;
+    assert_int_equal(proto_client_load_expert(c, &m, &id, &e), ERR_OK);
+    return id;
+}
+
+static uint64_t unload_of(struct proto_client *c, uint32_t expert)
+{
+    const struct proto_unload_expert m = {.expert_id = expert};
+    struct err e = {0};
+    uint64_t id = 0;
+    assert_int_equal(proto_client_unload_expert(c, &m, &id, &e), ERR_OK);
+    return id;
+}
+
+/* The next event of that request. */
+static void next_of(struct proto_client *c, uint64_t id, struct proto_event *ret)
+{
+    do
+        next(c, ret);
+    while (ret->request_id != id);
+}
+
+static void expect_tier(struct proto_client *c, uint64_t id, enum proto_event_kind kind,
+                        uint32_t expert, enum proto_tier tier)
+{
+    struct proto_event event;
+    next_of(c, id, &event);
+    if (event.kind == PROTO_EVENT_ERROR)
+        fail_msg("%.*s", (int)event.error.text.size, event.error.text.data);
+    assert_int_equal(event.kind, kind);
+    assert_int_equal(event.loaded.expert_id, expert);
+    assert_int_equal(event.loaded.tier, tier);
+}
+
+static uint64_t resident(struct proto_client *c)
+{
+    struct proto_event event;
+    struct err e = {0};
+    assert_int_equal(proto_client_status(c, &e), ERR_OK);
+    do
+        next(c, &event);
+    while (event.kind != PROTO_EVENT_STATUS);
+    return event.status.experts_resident;
+}
+
+static void test_worker_experts_are_loaded_and_unloaded(void **state)
+{
+    struct rig *r = *state;
+    struct proto_event event;
+    good_settings(r);
+    model_appears(r);
+    start(r, NULL);
+    struct proto_client *c = dial(r);
+    expect_tier(c, load_of(c, 3), PROTO_EVENT_LOADED, 3, PROTO_TIER_RAM); /* once it is loaded */
+    assert_int_equal(resident(c), N_EXPERTS);
+    expect_tier(c, unload_of(c, 3), PROTO_EVENT_UNLOADED, 3, PROTO_TIER_SSD);
+    assert_int_equal(resident(c), N_EXPERTS - 1);
+    expect_tier(c, load_of(c, 3), PROTO_EVENT_LOADED, 3, PROTO_TIER_RAM);
+    assert_int_equal(resident(c), N_EXPERTS);
+    next_of(c, load_of(c, N_EXPERTS), &event);
+    assert_int_equal(event.kind, PROTO_EVENT_ERROR);
+    assert_int_equal(event.error.code, ERR_ARGUMENT);
+    assert_true(says(event.error.text, "ids end at 63"));
+    const struct proto_load_expert other = {.expert_id = 5, .quant_type = 2, .weight_size = 77};
+    struct err e = {0};
+    uint64_t id = 0;
+    assert_int_equal(proto_client_load_expert(c, &other, &id, &e), ERR_OK);
+    next_of(c, id, &event);
+    assert_int_equal(event.kind, PROTO_EVENT_ERROR);
+    assert_true(says(event.error.text, "has quant_type 8")); /* Q8_0 */
+    expect_tier(c, unload_of(c, 5), PROTO_EVENT_UNLOADED, 5, PROTO_TIER_SSD);
+    proto_client_close(c);
+    stop_well(r);
+}
+
+/* Takes what comes, as a loop does, until n commands were answered and `run`, if not 0, is done.
+ * Returns the sum of the run's ids by place. */
+static uint64_t take_all(struct proto_client *c, unsigned n, uint64_t run)
+{
+    const uint64_t end = now_ms() + LIMIT_MS;
+    struct proto_event event;
+    struct err e = {0};
+    uint64_t sum = 0;
+    for (bool done = run == 0; n > 0 || !done;) {
+        struct pollfd p = {.fd = proto_client_fd(c), .events = POLLIN};
+        if (proto_client_wants_write(c))
+            p.events |= POLLOUT;
+        assert_true(now_ms() < end);
+        (void)poll(&p, 1, 100);
+        if ((p.revents & POLLOUT) != 0)
+            assert_int_equal(proto_client_on_writable(c, &e), ERR_OK);
+        if ((p.revents & POLLIN) != 0)
+            assert_int_equal(proto_client_on_readable(c, &e), ERR_OK);
+        while (proto_client_next(c, &event, &e) == 1) {
+            if (event.kind == PROTO_EVENT_ERROR)
+                fail_msg("%.*s", (int)event.error.text.size, event.error.text.data);
+            n -= event.kind == PROTO_EVENT_LOADED || event.kind == PROTO_EVENT_UNLOADED;
+            if (event.kind == PROTO_EVENT_LOADED)
+                assert_int_equal(event.loaded.tier, PROTO_TIER_RAM);
+            done |= event.kind == PROTO_EVENT_DONE && event.request_id == run;
+            for (unsigned i = 0; event.kind == PROTO_EVENT_TOKENS && i < event.tokens.n; i++)
+                sum = sum * 31 + event.tokens.tokens[i].id;
+        }
+    }
+    return sum;
+}
+
+static void test_worker_hundreds_of_commands_change_no_answer(void **state)
+{
+    struct rig *r = *state;
+    struct proto_event event;
+    good_settings(r);
+    model_appears(r);
+    start(r, NULL);
+    struct proto_client *c = dial(r), *gone = dial(r);
+    wait_state(c, PROTO_SERVING, &event);
+    const uint64_t undisturbed = take_all(c, 0, run_of(c, 40));
+    const uint64_t run = run_of(c, 40);
+    for (uint32_t i = 0; i < BURST; i++) {
+        (void)unload_of(c, i * 7 % N_EXPERTS);
+        (void)load_of(c, i * 5 % N_EXPERTS);
+        (void)load_of(gone, i % N_EXPERTS);
+    }
+    proto_client_close(gone); /* with all of its commands */
+    assert_true(take_all(c, 2 * BURST, run) == undisturbed);
+    for (uint32_t i = 0; i < N_EXPERTS; i++)
+        (void)load_of(c, i);
+    (void)take_all(c, N_EXPERTS, 0);
+    assert_int_equal(resident(c), N_EXPERTS);
+    assert_true(take_all(c, 0, run_of(c, 40)) == undisturbed);
+    proto_client_close(c);
+    stop_well(r);
+}
+
+static void test_worker_drain_answers_commands_too(void **state)
+{
+    struct rig *r = *state;
+    struct proto_event event;
+    struct err e = {0};
+    good_settings(r);
+    model_appears(r);
+    start(r, NULL);
+    struct proto_client *c = dial(r);
+    wait_state(c, PROTO_SERVING, &event);
+    for (uint32_t i = 0; i < N_EXPERTS; i++)
+        (void)unload_of(c, i);
+    for (uint32_t i = 0; i < N_EXPERTS; i++)
+        (void)load_of(c, i);
+    assert_int_equal(proto_client_drain(c, &e), ERR_OK);
+    const uint64_t late = load_of(c, 1);
+    bool late_refused = false;
+    unsigned n = 0;
+    for (event.kind = PROTO_EVENT_WELCOME; event.kind != PROTO_EVENT_DRAINED; next(c, &event)) {
+        n += event.kind == PROTO_EVENT_LOADED || event.kind == PROTO_EVENT_UNLOADED;
+        if (event.kind != PROTO_EVENT_ERROR)
+            continue;
+        assert_int_equal(event.error.code, ERR_BUSY);
+        late_refused |= event.request_id == late;
+        n++;
+    }
+    assert_int_equal(n, 2 * N_EXPERTS + 1);
+    assert_true(late_refused);
+    proto_client_close(c);
+    assert_int_equal(ended(r), 0);
+}
+
 /* ---- watchdog ---- */
 
 /* Waits for a datagram that has the line; false: it did not come in that time. */
@@ -398,6 +575,9 @@ int main(void)
         RIG_TEST(test_worker_bad_settings_end_it_where_it_binds_itself),
         RIG_TEST(test_worker_bad_settings_with_an_inherited_socket_are_told),
         RIG_TEST(test_worker_drain_of_an_idle_one_ends_it),
+        RIG_TEST(test_worker_experts_are_loaded_and_unloaded),
+        RIG_TEST(test_worker_hundreds_of_commands_change_no_answer),
+        RIG_TEST(test_worker_drain_answers_commands_too),
         RIG_TEST(test_worker_watchdog_is_fed_only_while_the_engine_moves),
     };
     signal(SIGPIPE, SIG_IGN);

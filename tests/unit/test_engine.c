@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "alloc.h"
+#include "engine_commands.h"
 #include "engine_rig.h"
 #include "fault.h"
 #include "gguf_file.h"
@@ -446,6 +447,93 @@ static void test_engine_draining_finishes_what_runs_and_refuses_more(void **stat
     engine_rig_stop(&rig);
 }
 
+/* ---- commands about experts ---- */
+
+static enum err_code command(bool unload, uint32_t expert, struct err *e)
+{
+    struct engine_command *m = alloc_zero(ALLOC_REQUEST, 1, sizeof(*m));
+    assert_non_null(m);
+    m->unload = unload;
+    m->expert = (struct proto_load_expert){.expert_id = expert, .quant_type = PROTO_ANY_QUANT_TYPE};
+    const enum err_code code = engine_submit_command(rig.engine, m, e);
+    if (code != ERR_OK)
+        alloc_free(m);
+    return code;
+}
+
+/* Waits for n of them to come back; gives the last one's answer. */
+static struct engine_command commanded(uint32_t n)
+{
+    struct engine_command last = {.slot = 0};
+    while (n > 0) {
+        struct engine_command *m = engine_next_command(rig.engine);
+        if (m == NULL) {
+            engine_rig_pump(&rig);
+            continue;
+        }
+        n--;
+        memcpy(&last, m, sizeof(last));
+        alloc_free(m);
+    }
+    return last;
+}
+
+static void test_engine_commands_while_loading_wait_and_show_in_the_snapshot(void **state)
+{
+    (void)state;
+    struct err e = {.code = ERR_OK};
+    const struct engine_config config = engine_rig_config(TINY);
+    engine_rig_start(&rig, &config);
+    assert_int_equal(command(true, 7, &e), ERR_OK);
+    struct engine_command m = commanded(1);
+    assert_int_equal(m.error.code, ERR_OK);
+    assert_int_equal(m.tier, PROTO_TIER_SSD);
+    assert_int_equal(snapshot()->status.experts_resident, 63);
+    assert_int_equal(command(false, 7, &e), ERR_OK); /* while the engine sleeps */
+    m = commanded(1);
+    assert_int_equal(m.error.code, ERR_OK);
+    assert_int_equal(m.tier, PROTO_TIER_RAM);
+    assert_int_equal(snapshot()->status.experts_resident, 64);
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_commands_to_no_model_or_a_draining_one_are_busy(void **state)
+{
+    (void)state;
+    struct err e = {.code = ERR_OK};
+    const uint64_t before = alloc_live_blocks();
+    struct engine_config config = engine_rig_config("/nonexistent/model.gguf");
+    engine_rig_start(&rig, &config);
+    assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_FAILED);
+    assert_int_equal(command(false, 1, &e), ERR_BUSY);
+    assert_non_null(strstr(e.text, "model.gguf"));
+    engine_rig_stop(&rig);
+    config.model_path = TINY;
+    engine_rig_start(&rig, &config);
+    e.code = ERR_OK;
+    assert_int_equal(command(false, 1, &e), ERR_OK);
+    engine_drain(rig.engine); /* before the model is there */
+    assert_int_equal(command(false, 2, &e), ERR_BUSY);
+    assert_non_null(strstr(e.text, "draining"));
+    assert_int_equal(commanded(1).error.code, ERR_BUSY);
+    engine_rig_stop(&rig);
+    assert_int_equal(alloc_live_blocks(), before);
+}
+
+static void test_engine_commands_open_at_a_stop_are_freed(void **state)
+{
+    (void)state;
+    struct err e = {.code = ERR_OK};
+    const uint64_t before = alloc_live_blocks();
+    const struct engine_config config = engine_rig_config(TINY);
+    engine_rig_start(&rig, &config);
+    for (uint32_t i = 0; i < 200; i++)
+        assert_int_equal(command(i % 2 == 0, i % 64, &e), ERR_OK);
+    (void)commanded(1);
+    engine_rig_stop(&rig);
+    assert_int_equal(alloc_live_blocks(), before);
+}
+
 static void test_engine_too_many_waiting_are_refused_busy(void **state)
 {
     (void)state;
@@ -640,6 +728,9 @@ int main(void)
         cmocka_unit_test(test_engine_wrong_requests_are_refused_with_reason),
         cmocka_unit_test(test_engine_all_tokens_forbidden_is_an_argument_error),
         cmocka_unit_test(test_engine_draining_finishes_what_runs_and_refuses_more),
+        cmocka_unit_test(test_engine_commands_while_loading_wait_and_show_in_the_snapshot),
+        cmocka_unit_test(test_engine_commands_to_no_model_or_a_draining_one_are_busy),
+        cmocka_unit_test(test_engine_commands_open_at_a_stop_are_freed),
         cmocka_unit_test(test_engine_too_many_waiting_are_refused_busy),
         cmocka_unit_test(test_engine_slow_loop_loses_nothing),
         cmocka_unit_test(test_engine_failed_device_ends_the_step_and_goes_on),

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "alloc.h"
+#include "engine_commands.h"
 #include "engine_rig.h"
 #include "fake_gpu.h"
 
@@ -265,6 +266,48 @@ static void test_engine_gpu_failing_at_any_call_gives_the_same_answers(void **st
     assert_true(before_answers >= LEAST && while_answering >= LEAST);
 }
 
+/* Experts that come and go by command while the GPU fails: the answers are the same, and no command
+ * is lost. */
+static void test_engine_gpu_failing_beside_commands_answers_all(void **state)
+{
+    (void)state;
+    static const uint64_t nths[] = {3, 40, 400};
+    struct err e = {.code = ERR_OK};
+    for (size_t k = 0; k < sizeof(nths) / sizeof(nths[0]); k++) {
+        opener.options = (struct fake_gpu_options){.memory = 1024 * MIB};
+        const struct engine_config c = config_of(0, 0);
+        run_on(&c);
+        engine_rig_forget(&rig);
+        k_ops(opener.device)
+            ->inject(opener.device, &(struct k_cuda_fault){.nth = nths[k], .error = DEVICE_ERROR});
+        for (uint32_t i = 0; i < 256; i++) {
+            struct engine_command *m = alloc_zero(ALLOC_REQUEST, 1, sizeof(*m));
+            assert_non_null(m);
+            m->unload = i < 64 || i % 3 == 0;
+            m->expert =
+                (struct proto_load_expert){.expert_id = i % 64, .quant_type = PROTO_ANY_QUANT_TYPE};
+            assert_int_equal(engine_submit_command(rig.engine, m, &e), ERR_OK);
+        }
+        ask();
+        for (uint32_t n = 0; n < 256;) {
+            struct engine_command *m = engine_next_command(rig.engine);
+            if (m == NULL) {
+                engine_rig_pump(&rig);
+                continue;
+            }
+            n++;
+            if (m->error.code != ERR_OK)
+                fail_msg("expert %u: %s", m->expert.expert_id, m->error.text);
+            assert_true(m->unload || m->tier != PROTO_TIER_SSD);
+            alloc_free(m);
+        }
+        engine_rig_finish(&rig);
+        check_answers();
+        assert_true(snapshot()->degraded[0] != '\0');
+        engine_rig_stop(&rig);
+    }
+}
+
 static void test_engine_gpu_lost_ends_the_process(void **state)
 {
     (void)state;
@@ -373,6 +416,7 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_too_little_memory_leaves_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_on_does_without_no_gpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_failing_at_any_call_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_failing_beside_commands_answers_all, reset),
         cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu, reset),

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "alloc.h"
+#include "engine_commands.h"
 #include "worker_peer.h"
 
 /* ---- an engine that only writes down what it is asked ---- */
@@ -17,6 +18,8 @@ struct engine {
     uint64_t submitted[8], cancelled[8]; /* handles */
     unsigned n_submitted, n_cancelled, n_drains;
     enum err_code refuse;
+    struct engine_command *commands[WORKER_PEER_MAX_COMMANDS]; /* taken */
+    unsigned n_commands, n_called_off;
 };
 
 struct engine_request *engine_request_new(uint64_t handle, const struct proto_run *run,
@@ -49,6 +52,20 @@ enum err_code engine_submit(struct engine *g, struct engine_request *request, st
 void engine_cancel(struct engine *g, uint64_t handle)
 {
     g->cancelled[g->n_cancelled++] = handle;
+}
+
+enum err_code engine_submit_command(struct engine *g, struct engine_command *command, struct err *e)
+{
+    if (g->refuse != ERR_OK)
+        return err_set(e, g->refuse, "refused: expert %u", command->expert.expert_id);
+    g->commands[g->n_commands++] = command;
+    return ERR_OK;
+}
+
+void engine_cancel_command(struct engine *g, struct engine_command *command)
+{
+    atomic_store(&command->cancelled, true);
+    g->n_called_off++;
 }
 
 void engine_drain(struct engine *g)
@@ -340,21 +357,230 @@ static void test_worker_peer_unknown_commands_are_unsupported_and_harmless(void 
     struct proto_frame f;
     open_all(&x);
     greet(&x);
-    proto_encode_load_expert(&x.in, 3, &(struct proto_load_expert){.expert_id = 1});
-    proto_encode_unload_expert(&x.in, 4, &(struct proto_unload_expert){.expert_id = 1});
     proto_encode_empty(&x.in, PROTO_HINT, 5);
     proto_encode_empty(&x.in, PROTO_ROUTE, 6);
     proto_encode_empty(&x.in, 0x70, 9);
     proto_encode_empty(&x.in, PROTO_STATUS_REQUEST, 10);
     hand_over(&x);
-    expect_error(&x, 3, ERR_UNSUPPORTED,
-                 "command 0x01 (load_expert) is not supported by this worker");
-    expect_error(&x, 4, ERR_UNSUPPORTED,
-                 "command 0x03 (unload_expert) is not supported by this worker");
     expect_error(&x, 5, ERR_UNSUPPORTED, "command 0x07 (hint) is not supported by this worker");
     expect_error(&x, 6, ERR_UNSUPPORTED, "command 0x08 (route) is not supported by this worker");
     expect_error(&x, 9, ERR_UNSUPPORTED, "command 0x70 (unknown) is not supported by this worker");
     expect_frame(&x, PROTO_STATUS, 10, &f);
+    close_all(&x);
+}
+
+/* ---- commands about experts ---- */
+
+static void ask_load(struct fixture *x, uint64_t id, uint32_t expert)
+{
+    proto_encode_load_expert(
+        &x->in, id,
+        &(struct proto_load_expert){.expert_id = expert, .quant_type = 12, .weight_size = 4096});
+}
+
+static void ask_unload(struct fixture *x, uint64_t id, uint32_t expert)
+{
+    proto_encode_unload_expert(&x->in, id, &(struct proto_unload_expert){.expert_id = expert});
+}
+
+/* The i-th command comes back as the engine would send it. */
+static struct worker_peer *come_back(struct fixture *x, unsigned i, enum proto_tier tier)
+{
+    struct engine_command *m = x->engine.commands[i];
+    m->tier = (uint8_t)tier;
+    struct worker_peer *p = worker_peer_on_command(&x->set, m);
+    alloc_free(m);
+    return p;
+}
+
+static void expect_tier(struct fixture *x, uint8_t cmd, uint64_t id, uint32_t expert,
+                        enum proto_tier tier)
+{
+    struct proto_frame f;
+    struct proto_loaded m;
+    struct err e = {0};
+    expect_frame(x, cmd, id, &f);
+    assert_int_equal(proto_decode_loaded(&f, &m, &e), ERR_OK);
+    assert_int_equal(m.expert_id, expert);
+    assert_int_equal(m.tier, tier);
+}
+
+static void test_worker_peer_commands_are_answered_under_their_ids(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    open_all(&x);
+    greet(&x);
+    ask_load(&x, 21, 7);
+    ask_unload(&x, 22, 8);
+    ask_load(&x, 23, 9);
+    hand_over(&x);
+    assert_false(taken(&x, &f));
+    assert_int_equal(x.engine.n_commands, 3);
+    assert_int_equal(x.set.n_commands, 3);
+    const struct engine_command *m = x.engine.commands[0];
+    assert_false(m->unload);
+    assert_int_equal(m->expert.expert_id, 7);
+    assert_int_equal(m->expert.quant_type, 12);
+    assert_int_equal(m->expert.weight_size, 4096);
+    m = x.engine.commands[1];
+    assert_true(m->unload);
+    assert_int_equal(m->expert.expert_id, 8);
+    assert_int_equal(m->expert.quant_type, PROTO_ANY_QUANT_TYPE);
+    assert_int_equal(m->expert.weight_size, PROTO_ANY_WEIGHT_SIZE);
+    assert_ptr_equal(come_back(&x, 1, PROTO_TIER_SSD), x.peer);
+    expect_tier(&x, PROTO_UNLOADED, 22, 8, PROTO_TIER_SSD);
+    (void)err_set(&x.engine.commands[2]->error, ERR_IO, "blk.0.ffn_up_exps.weight: gone");
+    assert_ptr_equal(come_back(&x, 2, PROTO_TIER_SSD), x.peer);
+    expect_error(&x, 23, ERR_IO, "blk.0.ffn_up_exps.weight: gone");
+    assert_ptr_equal(come_back(&x, 0, PROTO_TIER_VRAM), x.peer);
+    expect_tier(&x, PROTO_LOADED, 21, 7, PROTO_TIER_VRAM);
+    assert_int_equal(x.set.n_commands, 0);
+    close_all(&x);
+}
+
+static void test_worker_peer_command_of_a_bad_id_is_refused(void **state)
+{
+    (void)state;
+    struct fixture x;
+    open_all(&x);
+    greet(&x);
+    ask(&x, 5);
+    ask_load(&x, 6, 1);
+    ask_load(&x, 0, 2);
+    ask_load(&x, 5, 2);
+    ask_unload(&x, 6, 2);
+    hand_over(&x);
+    assert_int_equal(x.engine.n_commands, 1);
+    expect_error(&x, 0, ERR_ARGUMENT, "request id 0 is the connection's, ids begin at 1");
+    expect_error(&x, 5, ERR_ARGUMENT, "request id 5 is in use");
+    expect_error(&x, 6, ERR_ARGUMENT, "request id 6 is in use");
+    ask(&x, 6);
+    hand_over(&x);
+    expect_error(&x, 6, ERR_ARGUMENT, "request id 6 is in use");
+    (void)come_back(&x, 0, PROTO_TIER_RAM);
+    expect_tier(&x, PROTO_LOADED, 6, 1, PROTO_TIER_RAM);
+    close_all(&x);
+}
+
+static void test_worker_peer_command_that_the_engine_refuses_is_an_error(void **state)
+{
+    (void)state;
+    struct fixture x;
+    open_all(&x);
+    greet(&x);
+    x.engine.refuse = ERR_BUSY;
+    ask_load(&x, 5, 33);
+    hand_over(&x);
+    expect_error(&x, 5, ERR_BUSY, "refused: expert 33");
+    assert_int_equal(x.set.n_commands, 0);
+    x.engine.refuse = ERR_OK;
+    ask_load(&x, 5, 33); /* the id is free again */
+    hand_over(&x);
+    assert_int_equal(x.engine.n_commands, 1);
+    (void)come_back(&x, 0, PROTO_TIER_RAM);
+    expect_tier(&x, PROTO_LOADED, 5, 33, PROTO_TIER_RAM);
+    close_all(&x);
+}
+
+static void test_worker_peer_too_many_commands_are_busy(void **state)
+{
+    (void)state;
+    struct fixture x;
+    open_all(&x);
+    greet(&x);
+    for (uint32_t i = 0; i <= WORKER_PEER_MAX_COMMANDS; i++)
+        ask_load(&x, 1 + i, i);
+    hand_over(&x);
+    assert_int_equal(x.engine.n_commands, WORKER_PEER_MAX_COMMANDS);
+    expect_error(&x, 1 + WORKER_PEER_MAX_COMMANDS, ERR_BUSY,
+                 "2048 commands about experts of this connection wait already, the limit");
+    for (uint32_t i = 0; i < WORKER_PEER_MAX_COMMANDS; i++) {
+        (void)come_back(&x, i, PROTO_TIER_RAM);
+        expect_tier(&x, PROTO_LOADED, 1 + i, i, PROTO_TIER_RAM);
+    }
+    close_all(&x);
+}
+
+static void test_worker_peer_cancel_reaches_a_command(void **state)
+{
+    (void)state;
+    struct fixture x;
+    open_all(&x);
+    greet(&x);
+    ask_load(&x, 5, 1);
+    ask_load(&x, 6, 2);
+    proto_encode_empty(&x.in, PROTO_CANCEL, 6);
+    proto_encode_empty(&x.in, PROTO_CANCEL, 7);
+    hand_over(&x);
+    assert_int_equal(x.engine.n_called_off, 1);
+    assert_false(atomic_load(&x.engine.commands[0]->cancelled));
+    assert_true(atomic_load(&x.engine.commands[1]->cancelled));
+    (void)err_set(&x.engine.commands[1]->error, ERR_CANCELLED, "cancelled");
+    (void)come_back(&x, 1, PROTO_TIER_SSD);
+    expect_error(&x, 6, ERR_CANCELLED, "cancelled");
+    (void)come_back(&x, 0, PROTO_TIER_RAM);
+    close_all(&x);
+}
+
+static void test_worker_peer_commands_of_a_lost_client_are_cancelled(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    struct err e = {0};
+    open_all(&x);
+    greet(&x);
+    ask_load(&x, 5, 1);
+    ask_unload(&x, 6, 2);
+    hand_over(&x);
+    worker_peer_close(x.peer);
+    assert_int_equal(x.engine.n_called_off, 2);
+    assert_int_equal(x.set.n_commands, 0);
+    /* The next connection has the same place: the answers are not for it. */
+    assert_int_equal(worker_peer_open(&x.set, &x.peer, &e), ERR_OK);
+    assert_null(come_back(&x, 0, PROTO_TIER_RAM));
+    greet(&x);
+    ask_load(&x, 5, 3);
+    hand_over(&x);
+    assert_null(come_back(&x, 1, PROTO_TIER_SSD));
+    assert_false(taken(&x, &f));
+    (void)come_back(&x, 2, PROTO_TIER_RAM);
+    expect_tier(&x, PROTO_LOADED, 5, 3, PROTO_TIER_RAM);
+    close_all(&x);
+}
+
+static void test_worker_peer_drained_waits_for_commands(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    open_all(&x);
+    greet(&x);
+    ask_load(&x, 5, 1);
+    proto_encode_empty(&x.in, PROTO_DRAIN, 0);
+    hand_over(&x);
+    expect_frame(&x, PROTO_WELCOME, 0, &f);
+    worker_peer_send_drained(&x.set);
+    assert_false(taken(&x, &f));
+    (void)come_back(&x, 0, PROTO_TIER_RAM);
+    worker_peer_send_drained(&x.set);
+    expect_tier(&x, PROTO_LOADED, 5, 1, PROTO_TIER_RAM);
+    expect_frame(&x, PROTO_DRAINED, 0, &f);
+    close_all(&x);
+}
+
+static void test_worker_peer_short_command_ends_the_connection(void **state)
+{
+    (void)state;
+    struct fixture x;
+    open_all(&x);
+    greet(&x);
+    proto_encode_empty(&x.in, PROTO_LOAD_EXPERT, 3);
+    hand_over(&x);
+    expect_error(&x, 3, ERR_PROTOCOL, "expert_id: 4 bytes needed, the payload has 0 left");
+    assert_true(x.peer->ending);
     close_all(&x);
 }
 
@@ -576,6 +802,14 @@ int main(void)
         cmocka_unit_test(test_worker_peer_cancel_reaches_the_engine),
         cmocka_unit_test(test_worker_peer_vanished_client_cancels_its_requests_only),
         cmocka_unit_test(test_worker_peer_unknown_commands_are_unsupported_and_harmless),
+        cmocka_unit_test(test_worker_peer_commands_are_answered_under_their_ids),
+        cmocka_unit_test(test_worker_peer_command_of_a_bad_id_is_refused),
+        cmocka_unit_test(test_worker_peer_command_that_the_engine_refuses_is_an_error),
+        cmocka_unit_test(test_worker_peer_too_many_commands_are_busy),
+        cmocka_unit_test(test_worker_peer_cancel_reaches_a_command),
+        cmocka_unit_test(test_worker_peer_commands_of_a_lost_client_are_cancelled),
+        cmocka_unit_test(test_worker_peer_drained_waits_for_commands),
+        cmocka_unit_test(test_worker_peer_short_command_ends_the_connection),
         cmocka_unit_test(test_worker_peer_malformed_payload_ends_the_connection),
         cmocka_unit_test(test_worker_peer_bad_length_ends_the_connection),
         cmocka_unit_test(test_worker_peer_slow_reader_is_cut_off),
