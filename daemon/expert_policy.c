@@ -13,6 +13,7 @@ static const float first_weights[EXPERT_POLICY_INPUTS] = {0.1f, 0.1f, 0.1f, 0.1f
 
 enum {
     LEARN_ROWS = 32,     /* longer steps are prompts: decoding is not learned from them */
+    PROMPT_ROWS = 16,    /* what a prompt counts as at most: its answer uses other experts */
     PATTERN_PRIOR = 32,  /* weight of "all experts alike" in a pattern's rate */
     PATTERN_SEEN = 2048, /* samples of a pattern; more are halved, so that old ones fade */
     IDLE_PASSES = 512    /* nobody asked for so long: learning rests */
@@ -20,7 +21,7 @@ enum {
 
 #define MOST_RATE  0.999f
 #define LEARN_STEP 0.2f
-#define PRICE_STEP 0.01f
+#define PRICE_STEP 0.01f /* the first evictions move it more: it is their mean then */
 /* A layer has a part of the evidence alone: it departs from the others slowly. */
 #define OWN_STEP 0.05f
 #define OWN_EASE 10.0f
@@ -72,9 +73,10 @@ static void set_rows(struct expert_policy *p, uint32_t n_rows)
     if (p->n_rows == n_rows)
         return;
     p->n_rows = n_rows;
+    const float counted = (float)(n_rows <= LEARN_ROWS ? n_rows : PROMPT_ROWS);
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
         const float row = exp2f(-1.0f / half_lives[s]);
-        p->decay[s] = exp2f(-(float)n_rows / half_lives[s]);
+        p->decay[s] = exp2f(-counted / half_lives[s]);
         p->fill[s] = (1.0f - p->decay[s]) / (1.0f - row);
     }
 }
@@ -313,6 +315,8 @@ float expert_policy_worth(const struct expert_policy *p, uint32_t ahead, float c
 
 void expert_policy_evicted(struct expert_policy *p, uint32_t ahead, float chance)
 {
-    if (p->n_rows <= LEARN_ROWS)
-        p->price += PRICE_STEP * (chance / (float)ahead - p->price);
+    if (p->n_rows > LEARN_ROWS)
+        return;
+    p->n_evicted++;
+    p->price += fmaxf(PRICE_STEP, 1.0f / p->n_evicted) * (chance / (float)ahead - p->price);
 }

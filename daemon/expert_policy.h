@@ -54,7 +54,8 @@ struct expert_policy {
     expert_policy_lanes *counts;        /* [n_layer][n_groups][SPANS] */
     expert_policy_lanes *odds;          /* [n_layer][n_groups] when last scored */
     float price;                        /* hits to be had for holding an expert for a pass */
-    float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over n_rows rows */
+    float n_evicted;                    /* that it was learned from */
+    float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over the step's rows */
 
     /* odds (log2) = alike + sum of (weights[i] + the layer's own[i]) * x[i]; x: odds by a span's
      * rate or by the pattern's, counted from `alike`, the odds if all experts are alike. */

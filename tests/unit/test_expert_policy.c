@@ -107,6 +107,37 @@ static void test_expert_policy_in_a_chunk_the_next_layers_stay(void **state)
     expert_policy_done(&p);
 }
 
+/* The first evictions set the price, whatever it was before. */
+static void test_expert_policy_price_follows_the_first_evictions(void **state)
+{
+    (void)state;
+    struct expert_policy p = start();
+    expert_policy_pass(&p, 1, 1);
+    expert_policy_evicted(&p, 2, 0.02f);
+    assert_true(p.price > 0.009f && p.price < 0.011f);
+    expert_policy_evicted(&p, 2, 0.06f);
+    assert_true(p.price > 0.019f && p.price < 0.021f);
+    expert_policy_done(&p);
+}
+
+/* A prompt of 512 rows uses expert 0 in each, its answer expert 1 in each of 32 steps. */
+static void test_expert_policy_a_prompt_counts_less_than_its_answer(void **state)
+{
+    (void)state;
+    struct expert_policy p = start();
+    expert_policy_pass(&p, 0, 512);
+    expert_policy_use(&p, 0, 0, 512);
+    expert_policy_use(&p, 0, 2, 512);
+    for (uint32_t i = 0; i < 32; i++)
+        pass(&p, 0, 1, 3);
+    for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
+        const float *counts = (const float *)&p.counts[s];
+        assert_true(counts[1] > 1.2f * counts[0]);
+        assert_true(counts[0] > 0.0f);
+    }
+    expert_policy_done(&p);
+}
+
 static void test_expert_policy_each_failed_allocation_is_reported(void **state)
 {
     (void)state;
@@ -129,6 +160,8 @@ int main(void)
         cmocka_unit_test(test_expert_policy_each_layer_learns_what_recent_use_says),
         cmocka_unit_test(test_expert_policy_worth_falls_with_distance_and_price),
         cmocka_unit_test(test_expert_policy_in_a_chunk_the_next_layers_stay),
+        cmocka_unit_test(test_expert_policy_price_follows_the_first_evictions),
+        cmocka_unit_test(test_expert_policy_a_prompt_counts_less_than_its_answer),
         cmocka_unit_test(test_expert_policy_each_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
