@@ -1,7 +1,8 @@
 /* cachesim (TRACE | --generate RECIPE) [--percent 5,10,...] [--bytes 1GiB,...] [--json]
  *          [--plot out.svg]
  * Hit rates and bytes a token of cache policies on a trace of isletd (route.trace) or a generated
- * one, for several capacities. A token is a row. Every policy starts empty. */
+ * one, for several capacities. A token is a row. Every policy starts empty. For a generated trace
+ * also what no policy can be expected to do better (sim_bound.h). */
 #include <getopt.h>
 #include <math.h>
 #include <stdbool.h>
@@ -11,6 +12,7 @@
 
 #include "alloc.h"
 #include "expert_cache.h"
+#include "sim_bound.h"
 #include "sim_plot.h"
 #include "sim_replay.h"
 #include "units.h"
@@ -41,6 +43,8 @@ struct row {
     double percent;
     struct sim_replay_result lru, lfu, decay, fixed, ours, belady;
     double half_life; /* the best in hindsight */
+    bool bounded;
+    struct sim_replay_result told, untold; /* least to be expected of any policy */
 };
 
 static const char usage[] =
@@ -142,6 +146,33 @@ static enum err_code load(const struct options *o, struct sim_trace *ret, struct
     return code;
 }
 
+/* Bounds by the chances that the generator gave, as they are and as they can be learned. */
+static enum err_code bounds(const struct options *o, struct row *rows, uint32_t n, struct err *e)
+{
+    static struct sim_replay_result results[2][2 * MAX_CAPACITIES];
+    uint64_t list[2 * MAX_CAPACITIES];
+    enum err_code code = ERR_OK;
+    bool known = o->generate;
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = rows[i].capacity;
+    for (uint32_t kind = 0; kind < 2 && code == ERR_OK && known; kind++) {
+        struct sim_trace_recipe recipe = o->recipe;
+        struct sim_trace t = {.n_layer = 0};
+        recipe.chances = kind == 0 ? SIM_TRACE_TOLD : SIM_TRACE_UNTOLD;
+        code = sim_trace_generate(&recipe, &t, e);
+        known = t.chances != NULL;
+        if (code == ERR_OK && known)
+            code = sim_bound_run(&t, list, n, results[kind], e);
+        sim_trace_done(&t);
+    }
+    for (uint32_t i = 0; i < n && code == ERR_OK && known; i++) {
+        rows[i].bounded = true;
+        rows[i].told = results[0][i];
+        rows[i].untold = results[1][i];
+    }
+    return code;
+}
+
 /* ---- figures --------------------------------------------------------------------------------- */
 
 static enum err_code measure(const struct sim_trace *t, struct row *r, struct err *e)
@@ -178,13 +209,13 @@ static double bytes_per_token(const struct sim_trace *t, const struct sim_replay
     return (double)x->read_bytes / (double)t->n_rows;
 }
 
-/* Bytes read by ours over the least of LRU, decayed frequency and the static list. */
-static double share_of_best(const struct row *r)
+/* Bytes read over the least of LRU, decayed frequency and the static list. */
+static double share_of_best(const struct row *r, const struct sim_replay_result *x)
 {
     uint64_t best = r->lru.read_bytes;
     best = r->decay.read_bytes < best ? r->decay.read_bytes : best;
     best = r->fixed.read_bytes < best ? r->fixed.read_bytes : best;
-    return best == 0 ? 1.0 : (double)r->ours.read_bytes / (double)best;
+    return best == 0 ? 1.0 : (double)x->read_bytes / (double)best;
 }
 
 static void print_table(const struct sim_trace *t, const struct row *rows, uint32_t n)
@@ -206,7 +237,31 @@ static void print_table(const struct sim_trace *t, const struct row *rows, uint3
                bytes_per_token(t, &r->lru) * 1e-6, bytes_per_token(t, &r->lfu) * 1e-6,
                bytes_per_token(t, &r->decay) * 1e-6, bytes_per_token(t, &r->fixed) * 1e-6,
                bytes_per_token(t, &r->ours) * 1e-6, bytes_per_token(t, &r->belady) * 1e-6,
-               share_of_best(r), r->ours.seconds * 1e6 / (double)t->n_rows);
+               share_of_best(r, &r->ours), r->ours.seconds * 1e6 / (double)t->n_rows);
+    }
+}
+
+static void print_bounds(const struct sim_trace *t, const struct row *rows, uint32_t n)
+{
+    printf(
+        "\nno policy can be expected to do better if it is told the generator's chances, or, untold"
+        ",\nhas to learn which expert has which weight:\n"
+        "resident    hits over LRU     |   MB a token          |   bytes / best\n"
+        "   %%      told untold  ours  |   told untold   ours  |  told untold  ours  "
+        "ours/untold\n");
+    for (uint32_t i = 0; i < n; i++) {
+        const struct row *r = &rows[i];
+        const struct sim_replay_result *all[] = {&r->told, &r->untold, &r->ours};
+        printf("%5.1f   ", r->percent);
+        for (uint32_t k = 0; k < 3; k++)
+            printf(" %5.2f", hits(all[k]) - hits(&r->lru));
+        printf("  | ");
+        for (uint32_t k = 0; k < 3; k++)
+            printf(" %6.4g", bytes_per_token(t, all[k]) * 1e-6);
+        printf("  | ");
+        for (uint32_t k = 0; k < 3; k++)
+            printf(" %5.3f", share_of_best(r, all[k]));
+        printf(" %10.3f\n", (double)r->ours.read_bytes / (double)r->untold.read_bytes);
     }
 }
 
@@ -218,15 +273,17 @@ static void print_json(const struct sim_trace *t, const struct row *rows, uint32
         const struct {
             const char *name;
             const struct sim_replay_result *x;
-        } all[] = {{"lru", &r->lru},      {"lfu", &r->lfu},   {"decay", &r->decay},
-                   {"static", &r->fixed}, {"ours", &r->ours}, {"belady", &r->belady}};
+        } all[] = {{"lru", &r->lru},      {"lfu", &r->lfu},      {"decay", &r->decay},
+                   {"static", &r->fixed}, {"ours", &r->ours},    {"belady", &r->belady},
+                   {"told", &r->told},    {"untold", &r->untold}};
+        const size_t n_all = r->bounded ? 8 : 6;
         printf("%s\n{\"capacity\": %llu, \"percent\": %.4f, \"half_life\": %.0f, "
                "\"tokens\": %llu, \"needs\": %llu, \"bytes_over_best\": %.4f, "
                "\"us_per_token\": %.2f",
                i > 0 ? "," : "", (unsigned long long)r->capacity, r->percent, r->half_life,
-               (unsigned long long)t->n_rows, (unsigned long long)t->n_needs, share_of_best(r),
-               r->ours.seconds * 1e6 / (double)t->n_rows);
-        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+               (unsigned long long)t->n_rows, (unsigned long long)t->n_needs,
+               share_of_best(r, &r->ours), r->ours.seconds * 1e6 / (double)t->n_rows);
+        for (size_t k = 0; k < n_all; k++)
             printf(", \"%s\": {\"hit_percent\": %.4f, \"bytes_per_token\": %.1f}", all[k].name,
                    hits(all[k].x), bytes_per_token(t, all[k].x));
         printf("}");
@@ -296,10 +353,14 @@ int main(int argc, char **argv)
     const uint32_t n = code == ERR_OK ? capacities(&o, &t, rows) : 0;
     for (uint32_t i = 0; i < n && code == ERR_OK; i++)
         code = measure(&t, &rows[i], &e);
+    if (code == ERR_OK)
+        code = bounds(&o, rows, n, &e);
     if (code == ERR_OK && o.json)
         print_json(&t, rows, n);
     else if (code == ERR_OK)
         print_table(&t, rows, n);
+    if (code == ERR_OK && !o.json && n > 0 && rows[0].bounded)
+        print_bounds(&t, rows, n);
     if (code == ERR_OK && o.plot != NULL)
         code = plot(&o, rows, n, &e);
     sim_trace_done(&t);

@@ -2,11 +2,16 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "rng.h"
+
+enum {
+    MOST_CHANCES = 1 << 28 /* 1 GiB */
+};
 
 struct word {
     const char *name;
@@ -178,10 +183,18 @@ void sim_trace_done(struct sim_trace *t)
     alloc_free(t->step_rows);
     alloc_free(t->first);
     alloc_free(t->needs);
+    alloc_free(t->chances);
     *t = (struct sim_trace){.n_layer = 0};
 }
 
 /* ---- generated routes ----------------------------------------------------------------------- */
+
+/* While a token's experts are drawn one after the other. */
+struct chance {
+    double weight; /* that a draw by weight finds it */
+    double first;  /* that the draw finds it, before what is taken is drawn again */
+    double taken;  /* that it is among those drawn so far */
+};
 
 struct source {
     const struct sim_trace_recipe *recipe;
@@ -190,6 +203,8 @@ struct source {
     uint16_t *past;   /* [rows][window][layers][used] the last tokens of each sequence */
     uint32_t *ages;   /* [rows] tokens so far */
     uint64_t draws;
+    struct chance *chances; /* [experts] of the layer that is looked at */
+    uint32_t *picks;        /* [topics][layers][experts] taken by weight so far */
 };
 
 static double draw(struct source *s)
@@ -208,7 +223,10 @@ static enum err_code source_start(struct source *s, struct err *e)
     s->past =
         alloc_zero(ALLOC_MISC, (size_t)r->rows * r->window * r->layers * r->used, sizeof *s->past);
     s->ages = alloc_zero(ALLOC_MISC, r->rows, sizeof *s->ages);
-    if (s->sums == NULL || s->orders == NULL || s->past == NULL || s->ages == NULL)
+    s->chances = alloc_zero(ALLOC_MISC, r->experts, sizeof *s->chances);
+    s->picks = alloc_zero(ALLOC_MISC, n_orders * r->experts, sizeof *s->picks);
+    if (s->sums == NULL || s->orders == NULL || s->past == NULL || s->ages == NULL ||
+        s->chances == NULL || s->picks == NULL)
         return err_set(e, ERR_NOMEM, "no memory for a generated trace");
     double sum = 0;
     for (uint32_t i = 0; i < r->experts; i++)
@@ -230,6 +248,8 @@ static void source_done(struct source *s)
     alloc_free(s->orders);
     alloc_free(s->past);
     alloc_free(s->ages);
+    alloc_free(s->chances);
+    alloc_free(s->picks);
 }
 
 static uint16_t by_weight(struct source *s, uint32_t topic, uint32_t layer)
@@ -253,7 +273,8 @@ static uint16_t *past(struct source *s, uint32_t row, uint32_t age, uint32_t lay
     return s->past + (((size_t)row * r->window + age % r->window) * r->layers + layer) * r->used;
 }
 
-static uint16_t choose(struct source *s, uint32_t row, uint32_t layer, uint32_t topic, uint32_t k)
+/* The k-th expert of the token by its past; UINT16_MAX: by weight. */
+static uint16_t choose(struct source *s, uint32_t row, uint32_t layer, uint32_t k)
 {
     const struct sim_trace_recipe *r = s->recipe;
     const uint32_t age = s->ages[row];
@@ -265,7 +286,12 @@ static uint16_t choose(struct source *s, uint32_t row, uint32_t layer, uint32_t 
         if (reach > 0)
             return past(s, row, age - 1 - (uint32_t)(draw(s) * reach), layer)[k];
     }
-    return by_weight(s, topic, layer);
+    return UINT16_MAX;
+}
+
+static uint32_t topic_of(const struct source *s, uint32_t row)
+{
+    return (s->ages[row] / s->recipe->stay + row * 3) % s->recipe->topics;
 }
 
 /* The next token of a sequence: ids [layers][used]. */
@@ -273,11 +299,14 @@ static void next_token(struct source *s, uint32_t row, uint16_t *ids)
 {
     const struct sim_trace_recipe *r = s->recipe;
     const uint32_t age = s->ages[row];
-    const uint32_t topic = (age / r->stay + row * 3) % r->topics;
+    const uint32_t topic = topic_of(s, row);
     for (uint32_t l = 0; l < r->layers; l++)
         for (uint32_t k = 0; k < r->used; k++) {
             uint16_t *id = ids + (size_t)l * r->used + k;
-            *id = choose(s, row, l, topic, k);
+            *id = choose(s, row, l, k);
+            bool drawn = *id == UINT16_MAX;
+            if (drawn)
+                *id = by_weight(s, topic, l);
             /* What no draw finds is taken in order. */
             for (uint32_t tries = 0;; tries++) {
                 bool twice = false;
@@ -286,11 +315,126 @@ static void next_token(struct source *s, uint32_t row, uint16_t *ids)
                 if (!twice)
                     break;
                 *id = tries < 32 ? by_weight(s, topic, l) : (uint16_t)((*id + 1) % r->experts);
+                drawn = true;
             }
+            s->picks[((size_t)topic * r->layers + l) * r->experts + *id] += drawn;
         }
     for (uint32_t l = 0; l < r->layers; l++)
         memcpy(past(s, row, age, l), ids + (size_t)l * r->used, r->used * sizeof *ids);
     s->ages[row]++;
+}
+
+/* Chances of the k-th draw, as choose() makes it. */
+static void first_draw(struct source *s, uint32_t row, uint32_t layer, uint32_t k)
+{
+    const struct sim_trace_recipe *r = s->recipe;
+    const uint32_t age = s->ages[row];
+    const uint32_t reach = age < r->window - 1 ? age : r->window - 1;
+    const double last = age > 0 ? r->locality : 0.0;
+    const double recent = reach > 0 ? fmin(r->recent, 1.0 - last) : 0.0;
+    for (uint32_t i = 0; i < r->experts; i++)
+        s->chances[i].first = (1.0 - last - recent) * s->chances[i].weight;
+    if (age > 0)
+        s->chances[past(s, row, age - 1, layer)[k]].first += last;
+    for (uint32_t back = 0; back < reach && recent > 0.0; back++)
+        s->chances[past(s, row, age - 1 - back, layer)[k]].first += recent / reach;
+}
+
+static double zipf_weight(const struct source *s, uint32_t rank)
+{
+    const double before = rank > 0 ? s->sums[rank - 1] : 0.0;
+    return (s->sums[rank] - before) / s->sums[s->recipe->experts - 1];
+}
+
+/* Weight to be expected of an expert that `n` of `all` draws took, each of the weights being as
+ * likely before. */
+static double learnt_weight(const struct source *s, uint32_t n, uint32_t all)
+{
+    double sum = 0.0, weights = 0.0, most = -INFINITY;
+    for (uint32_t pass = 0; pass < 2; pass++)
+        for (uint32_t rank = 0; rank < s->recipe->experts; rank++) {
+            const double w = fmin(zipf_weight(s, rank), 1.0 - 1e-12);
+            const double likely = n * log(w) + (all - n) * log1p(-w);
+            if (pass == 0) {
+                most = fmax(most, likely);
+            } else {
+                sum += exp(likely - most);
+                weights += w * exp(likely - most);
+            }
+        }
+    return weights / sum;
+}
+
+/* Weights of the layer's experts as they are, or as who is not told them expects them. */
+static void set_weights(struct source *s, uint32_t topic, uint32_t layer)
+{
+    const struct sim_trace_recipe *r = s->recipe;
+    const size_t place = ((size_t)topic * r->layers + layer) * r->experts;
+    double memo[64] = {0}, sum = 0.0;
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < r->experts; i++)
+        all += s->picks[place + i];
+    for (uint32_t i = 0; i < r->experts; i++) {
+        const uint16_t expert = s->orders[place + i];
+        const uint32_t n = s->picks[place + expert];
+        double w = zipf_weight(s, i);
+        if (r->chances == SIM_TRACE_UNTOLD) {
+            if (n >= 64 || memo[n] == 0.0)
+                w = learnt_weight(s, n, all);
+            else
+                w = memo[n];
+            if (n < 64)
+                memo[n] = w;
+        }
+        s->chances[expert] = (struct chance){.weight = w};
+        sum += w;
+    }
+    for (uint32_t i = 0; i < r->experts; i++)
+        s->chances[i].weight /= sum;
+}
+
+/* Chances that the next token of a sequence takes the layer's experts, in s->chances: exact for the
+ * first of its draws; what is drawn twice is taken to be drawn again whatever else was taken. */
+static void foresee(struct source *s, uint32_t row, uint32_t layer)
+{
+    const struct sim_trace_recipe *r = s->recipe;
+    set_weights(s, topic_of(s, row), layer);
+    for (uint32_t k = 0; k < r->used; k++) {
+        double again = 0.0, open = 0.0;
+        first_draw(s, row, layer, k);
+        for (uint32_t i = 0; i < r->experts; i++) {
+            const struct chance *x = &s->chances[i];
+            again += x->first * x->taken;
+            open += x->weight * (1.0 - x->taken);
+        }
+        for (uint32_t i = 0; i < r->experts; i++) {
+            struct chance *x = &s->chances[i];
+            const double found = x->first + (open > 0.0 ? again / open * x->weight : 0.0);
+            x->taken = fmin(x->taken + (1.0 - x->taken) * found, 1.0);
+        }
+    }
+}
+
+/* Chances that the next token of any sequence takes the experts. */
+static void foresee_step(struct source *s, const struct sim_trace *t)
+{
+    const struct sim_trace_recipe *r = s->recipe;
+    float *chances = t->chances + (size_t)t->n_steps * r->layers * r->experts;
+    for (uint32_t l = 0; l < r->layers; l++, chances += r->experts)
+        for (uint32_t row = 0; row < r->rows; row++) {
+            foresee(s, row, l);
+            for (uint32_t i = 0; i < r->experts; i++)
+                chances[i] += (1.0f - chances[i]) * (float)s->chances[i].taken;
+        }
+}
+
+/* Of the last step, a prompt: as if all of it had been known before. */
+static void know_step(const struct sim_trace *t)
+{
+    const uint64_t pass = ((uint64_t)t->n_steps - 1) * t->n_layer;
+    for (uint32_t l = 0; l < t->n_layer; l++)
+        for (uint64_t i = t->first[pass + l]; i < t->first[pass + l + 1]; i++)
+            t->chances[(pass + l) * t->n_expert + t->needs[i].expert] = 1.0f;
 }
 
 static void generate_steps(struct source *s, struct sim_trace *t, uint16_t *ids)
@@ -302,7 +446,11 @@ static void generate_steps(struct source *s, struct sim_trace *t, uint16_t *ids)
             for (uint32_t i = 0; i < r->chunk; i++)
                 next_token(s, (n / r->every) % r->rows, ids + i * row_ids);
             add_step(t, r->chunk, ids);
+            if (t->chances != NULL)
+                know_step(t);
         }
+        if (t->chances != NULL)
+            foresee_step(s, t);
         for (uint32_t i = 0; i < r->rows; i++)
             next_token(s, i, ids + i * row_ids);
         add_step(t, r->rows, ids);
@@ -324,6 +472,12 @@ enum err_code sim_trace_generate(const struct sim_trace_recipe *r, struct sim_tr
                                      : source_start(&s, e);
     if (code == ERR_OK)
         code = start(&t, r->tokens + n_chunks, most, e);
+    const uint64_t n_chances = ((uint64_t)r->tokens + n_chunks) * r->layers * r->experts;
+    if (code == ERR_OK && r->chances != SIM_TRACE_NO_CHANCES && n_chances <= MOST_CHANCES) {
+        t.chances = alloc_zero(ALLOC_MISC, n_chances, sizeof *t.chances);
+        if (t.chances == NULL)
+            code = err_set(e, ERR_NOMEM, "no memory for the chances of %u steps", r->tokens);
+    }
     if (code == ERR_OK) {
         for (uint32_t l = 0; l < r->layers; l++)
             set_bytes(&t, l, l % 3 == 2 ? r->odd_bytes : r->bytes);

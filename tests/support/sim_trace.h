@@ -22,6 +22,15 @@ struct sim_trace {
     uint64_t *first;     /* [n_steps * n_layer + 1] first need of each pass */
     struct sim_need *needs;
     uint64_t n_needs, n_rows;
+    float *chances; /* [n_steps][n_layer][n_expert] of being needed, by what came before the step;
+                     * NULL: not known */
+};
+
+enum sim_trace_chances {
+    SIM_TRACE_NO_CHANCES,
+    SIM_TRACE_TOLD,  /* of who knows the generator */
+    SIM_TRACE_UNTOLD /* of who knows it, and of each expert whether it was drawn by weight, but has
+                      * to learn from those draws which expert has which weight */
 };
 
 /* What a generated trace looks like. Experts of a layer have Zipf weights in an order that each
@@ -38,6 +47,7 @@ struct sim_trace_recipe {
     uint32_t chunk, every; /* a prefill step of `chunk` rows before each `every` tokens; 0: none */
     uint32_t bytes, odd_bytes; /* of an expert; of an expert of each third layer */
     uint64_t seed;
+    enum sim_trace_chances chances; /* kept if they fit 1 GiB; of a prefill step: what it needs */
 };
 
 struct sim_trace_recipe sim_trace_default(void);
