@@ -78,6 +78,7 @@ static void *sensors_main(void *argument)
     s->failed = code != ERR_OK;
     s->why = e;
     s->ended = true;
+    pthread_cond_broadcast(&s->wake);
     const bool abandoned = s->abandoned;
     pthread_mutex_unlock(&s->lock);
     if (abandoned)
@@ -121,20 +122,19 @@ void governor_sensors_stop(struct governor_sensors *s)
         return;
     pthread_mutex_lock(&s->lock);
     s->stop = true;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
+    pthread_cond_broadcast(&s->wake);
     const struct timespec until = after_ms(STOP_MS);
-    if (pthread_clockjoin_np(s->thread, NULL, CLOCK_MONOTONIC, &until) == 0) {
-        free_sensors(s);
-        return;
-    }
-    pthread_mutex_lock(&s->lock);
+    while (!s->ended && pthread_cond_timedwait(&s->wake, &s->lock, &until) == 0)
+        ;
     const bool ended = s->ended;
-    s->abandoned = true;
-    pthread_detach(s->thread);
+    s->abandoned = !ended;
+    if (!ended)
+        pthread_detach(s->thread);
     pthread_mutex_unlock(&s->lock);
-    if (ended)
-        free_sensors(s);
+    if (!ended)
+        return;
+    pthread_join(s->thread, NULL);
+    free_sensors(s);
 }
 
 bool governor_sensors_take(struct governor_sensors *s, struct governor_readings *ret)
