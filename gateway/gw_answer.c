@@ -390,7 +390,7 @@ static void on_timer(uv_timer_t *timer)
 void gw_answer_start(const struct gw_answer_context *context, struct gw_request *q,
                      struct gw_exchange *x)
 {
-    static const struct gw_exchange_events events = {on_cancel, on_writable};
+    static const struct gw_exchange_events events = {.cancel = on_cancel, .writable = on_writable};
     struct err e = {0};
     struct gw_answer *a = alloc_zero(ALLOC_REQUEST, 1, sizeof *a);
     if (!a) {

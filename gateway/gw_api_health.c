@@ -127,6 +127,11 @@ static void on_cancel(void *user)
     waiter_end(user);
 }
 
+static void on_hurry(void *user)
+{
+    waiter_answer(user);
+}
+
 void gw_api_health_on_status(void *context)
 {
     struct gw_service *s = context;
@@ -138,7 +143,7 @@ void gw_api_health_on_status(void *context)
 static void with_status(struct gw_service *s, struct gw_exchange *x,
                         void (*answer)(struct gw_service *s, struct gw_exchange *x))
 {
-    static const struct gw_exchange_events events = {.cancel = on_cancel};
+    static const struct gw_exchange_events events = {.cancel = on_cancel, .hurry = on_hurry};
     if (!s->dispatch || !gw_upstream_ask_status(gw_dispatch_upstream(s->dispatch))) {
         answer(s, x);
         return;

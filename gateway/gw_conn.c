@@ -600,7 +600,7 @@ void gw_conn_eof(struct gw_conn *c)
     gw_conn_run(c);
     if (c->phase == PHASE_CLOSE || c->phase == PHASE_RESET)
         return;
-    if (c->phase == PHASE_BUSY)
+    if (c->phase == PHASE_BUSY && !gw_exchange_hurry(c->x))
         drop(c, PHASE_CLOSE);
     else
         c->phase = PHASE_CLOSE; /* what is written still goes out */

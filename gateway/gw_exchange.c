@@ -52,6 +52,14 @@ void gw_exchange_cancel(struct gw_exchange *x)
     gw_exchange_free(x);
 }
 
+bool gw_exchange_hurry(struct gw_exchange *x)
+{
+    if (x->events == NULL || x->events->hurry == NULL)
+        return false;
+    x->events->hurry(x->user);
+    return true;
+}
+
 void gw_exchange_drained(struct gw_exchange *x)
 {
     if (!x->waits || x->events == NULL ||

@@ -35,6 +35,9 @@ struct gw_exchange_events {
     void (*cancel)(void *user);
     /* After gw_exchange_write said no: there is room again. */
     void (*writable)(void *user);
+    /* The client sends no more (EOF or half-close) and may still read: answer now, with what is
+     * known; the handle ends with this. NULL: then this is the end too, `cancel`. */
+    void (*hurry)(void *user);
 };
 
 void gw_exchange_watch(struct gw_exchange *x, const struct gw_exchange_events *events, void *user);
@@ -89,5 +92,7 @@ const struct gw_route *gw_exchange_route(const struct gw_exchange *x);
 void gw_exchange_cancel(struct gw_exchange *x);
 /* Output went out: tells an owner that waits. */
 void gw_exchange_drained(struct gw_exchange *x);
+/* False: there is no such event. */
+bool gw_exchange_hurry(struct gw_exchange *x);
 
 #endif

@@ -41,6 +41,16 @@ static void on_writable(void *user)
 static const struct gw_exchange_events events = {.cancel = on_cancel, .writable = on_writable};
 static const struct gw_exchange_head plain = {.status = 200};
 
+static void on_hurry(void *user)
+{
+    struct fixture *f = user;
+    struct gw_exchange *x = f->held;
+    f->held = NULL;
+    gw_exchange_respond(x, &plain, "in a hurry", 10);
+}
+
+static const struct gw_exchange_events patient = {.cancel = on_cancel, .hurry = on_hurry};
+
 static void handle_echo(struct gw_exchange *x, const struct gw_http_request *r, void *context)
 {
     struct fixture *f = context;
@@ -61,7 +71,16 @@ static void handle_hold(struct gw_exchange *x, const struct gw_http_request *r, 
     gw_exchange_watch(x, &events, f);
 }
 
+static void handle_wait(struct gw_exchange *x, const struct gw_http_request *r, void *context)
+{
+    struct fixture *f = context;
+    (void)r;
+    f->held = x;
+    gw_exchange_watch(x, &patient, f);
+}
+
 static const struct gw_route rows[] = {
+    {"/wait", GW_ROUTE_GET, false, handle_wait},
     {"/", GW_ROUTE_GET, false, handle_echo},
     {"/a", GW_ROUTE_GET, false, handle_echo},
     {"/b", GW_ROUTE_GET, true, handle_echo},
@@ -449,6 +468,28 @@ static void test_gw_conn_half_close_behind_a_request_still_gets_the_answer(void 
     assert_int_equal(gw_conn_state(f->c), GW_CONN_CLOSE);
 }
 
+/* A view of what is known is answered at once where a client sends no more; what would have to be
+ * worked for is cancelled (above). */
+static void test_gw_conn_half_close_hurries_what_only_waits(void **state)
+{
+    struct fixture *f = *state;
+    feed(f, GET("/wait") GET("/a"));
+    assert_non_null(f->held);
+    assert_int_equal(f->out.size, 0);
+    gw_conn_eof(f->c);
+    settle(f);
+    assert_int_equal(status(f), 200);
+    assert_true(has(f, "\r\n\r\nin a hurry"));
+    assert_int_equal(count(f, "HTTP/1.1 "), 1);
+    assert_int_equal(f->n_cancelled, 0);
+    assert_int_equal(f->shared.n_exchanges, 0);
+    assert_int_equal(gw_conn_state(f->c), GW_CONN_CLOSE);
+    connect_client(f); /* a reset is the end */
+    feed(f, GET("/wait"));
+    gw_conn_lost(f->c);
+    assert_int_equal(f->n_cancelled, 1);
+}
+
 static void test_gw_conn_pipelined_requests_are_answered_in_order(void **state)
 {
     struct fixture *f = *state;
@@ -738,6 +779,7 @@ int main(void)
         TEST(test_gw_conn_abort_breaks_without_the_last_chunk),
         TEST(test_gw_conn_client_gone_cancels),
         TEST(test_gw_conn_half_close_behind_a_request_still_gets_the_answer),
+        TEST(test_gw_conn_half_close_hurries_what_only_waits),
         TEST(test_gw_conn_pipelined_requests_are_answered_in_order),
         TEST(test_gw_conn_pipelining_client_that_does_not_read_is_held),
         TEST(test_gw_conn_pipelined_requests_of_one_piece_wait_for_room),

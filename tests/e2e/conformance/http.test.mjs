@@ -245,6 +245,17 @@ test('W9 over HTTP/1.0 a slow answer is padded until the close, and one that fai
   }
 });
 
+test('what is only looked at is answered to a client that has sent its last byte', async () => {
+  for (const path of ['/livez', '/readyz', '/status', '/metrics', '/v1/models', '/nothing']) {
+    const r = await raw(server, httpBytes('GET', path), { writeEnd: true });
+    assert.equal(r.status, path === '/nothing' ? 404 : 200, path);
+    assert.equal(r.complete, true, path);
+  }
+  const r = await raw(server, httpBytes('POST', chatPath, { ...C, max_tokens: 1900, ignore_eos: true }), { writeEnd: true });
+  assert.deepEqual([r.status, r.raw.length], [0, 0], 'what would be worked for is cancelled');
+  await server.idle();
+});
+
 test('W61 the retries that a client counts are in the log', async () => {
   await rawPost(server, chatPath, C, { headers: { 'x-request-id': 'third-try', 'x-stainless-retry-count': '2' } });
   await server.until('the line', () => server.gateway.lines.some((l) => l.includes('third-try') && l.endsWith(' retry=2')));
