@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "engine_pick.h"
 #include "fault.h"
 
 bool engine_answer_ended(const struct engine_run *run, const struct proto_run *r,
@@ -102,8 +103,9 @@ static void answer(struct engine_run *run, struct engine_slot *slot, uint64_t no
     const float *logits = logits_of(run, slot->first_logit + slot->n_logits - 1);
     struct proto_token token = {.id = 0};
     struct err e = {.code = ERR_OK};
-    if (sample_pick(&run->sample, logits, r, slot->tokens, slot->n_tokens, index, &token.id, &e) !=
-        ERR_OK) {
+    if (!engine_pick_take(run, slot, &token.id) &&
+        sample_pick(&run->sample, logits, r, slot->tokens, slot->n_tokens, index, &token.id, &e) !=
+            ERR_OK) {
         engine_run_fail(run, slot, &e);
         return;
     }

@@ -54,8 +54,8 @@ static struct k_act take_act(struct engine_forward *f, uint32_t rows, uint32_t n
     return act;
 }
 
-/* What a step is told, one behind the other, so that it is uploaded as one; then its faults, which
- * are uploaded with it, cleared, and downloaded as one. The host has the same bytes (host_inputs). */
+/* What a step is told, one behind the other, so that it is uploaded as one; then its faults and the
+ * tokens drawn, which are uploaded with it, cleared, and downloaded as one. The host has the same bytes (host_inputs). */
 static void place_inputs(struct engine_forward *f)
 {
     const uint64_t rows = f->sizes.max_rows * 4ull, logits = f->sizes.max_logits * 4ull;
@@ -67,8 +67,10 @@ static void place_inputs(struct engine_forward *f)
     f->rows.position = take(f, rows);
     f->rows.sequence = take(f, rows);
     f->gather_index = take(f, logits);
+    f->pick_how = take(f, f->sizes.max_logits * sizeof(struct k_pick_row));
     f->rows.faults = take(f, rows);
     f->logit_rows.faults = take(f, logits);
+    f->pick_ids = take(f, logits);
     f->inputs_bytes = f->work_bytes - f->rows.n_rows.offset;
     f->faults_bytes = f->work_bytes - f->rows.faults.offset;
 }
@@ -157,11 +159,12 @@ static void place(struct engine_forward *f, const struct k_device *device)
     f->gathered = take(f, (uint64_t)z->max_logits * shape->n_embd * 4);
     f->head_act = take_act(f, z->max_logits, shape->n_embd, forms_of(&f->model->tensors.output, 1));
     f->device_logits = take(f, (uint64_t)z->max_logits * shape->n_vocab * 4);
+    f->pick_scratch = take(f, 16ull * z->max_logits * (shape->n_vocab / K_PICK_PIECE + 1));
 }
 
 /* Bytes of the arrays of the host, in this order. */
 struct host_layout {
-    uint64_t inputs, layer, routes, selected, batch, guesses, logits;
+    uint64_t inputs, layer, routes, selected, batch, resident, guesses, logits;
 };
 
 static struct host_layout host_layout(const struct model *m, const struct engine_forward_sizes *z)
@@ -170,18 +173,21 @@ static struct host_layout host_layout(const struct model *m, const struct engine
     const uint64_t rows = aligned(z->max_rows * 4ull), logits = aligned(z->max_logits * 4ull);
     const uint64_t pairs = (uint64_t)z->max_rows * m->shape.n_expert_used;
     return (struct host_layout){
-        .inputs = 2 * aligned(4) + 4 * rows + 2 * logits,
+        .inputs = 2 * aligned(4) + 4 * rows + 3 * logits +
+                  aligned(z->max_logits * sizeof(struct k_pick_row)),
         .layer = aligned(4) + aligned(n_groups(&f) * sizeof(struct k_group)) + aligned(pairs * 4),
         .routes = ids_stride(&f, z->max_rows) * m->shape.n_layer,
         .selected = aligned(8ull * m->shape.n_expert),
         .batch = aligned(4) + aligned(4ull * m->shape.n_expert),
+        .resident = aligned(4) + aligned(4ull * m->shape.n_expert),
         .guesses = aligned(4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used),
         .logits = aligned(4ull * z->max_logits * m->shape.n_vocab)};
 }
 
 static uint64_t host_bytes(const struct host_layout *l)
 {
-    return l->inputs + l->layer + l->routes + l->selected + l->batch + l->guesses + l->logits;
+    return l->inputs + l->layer + l->routes + l->selected + l->batch + l->resident + l->guesses +
+           l->logits;
 }
 
 uint64_t engine_forward_host_bytes(const struct model *m, const struct engine_forward_sizes *sizes)
@@ -219,13 +225,16 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
     f->logit_row = input_at(f, f->gather_index);
     f->faults = input_at(f, f->rows.faults);
     f->logit_faults = input_at(f, f->logit_rows.faults);
+    f->how = (struct k_pick_row *)(void *)input_at(f, f->pick_how);
+    f->picked = input_at(f, f->pick_ids);
     f->host_layer = at += layout.inputs;
     f->host_groups = (const void *)(at + (f->groups.offset - f->n_groups.offset));
     f->host_order = (const void *)(at + (f->order.offset - f->n_groups.offset));
     f->routes = (uint32_t *)(void *)(at += layout.layer);
     f->host_selected = (uint32_t *)(void *)(at += layout.routes);
     f->host_batch = at += layout.selected;
-    f->guesses = (uint32_t *)(void *)(at += layout.batch);
+    f->host_resident = at += layout.batch;
+    f->guesses = (uint32_t *)(void *)(at += layout.resident);
     f->logits = (float *)(void *)(at + layout.guesses);
     /* Without it copies take longer; that is all. */
     struct err refused = {.code = ERR_OK};
@@ -349,6 +358,8 @@ static void download_step(struct engine_forward *f)
 {
     f->ops->download(f->stream, f->routes, f->ids, f->ids_stride * f->model->shape.n_layer);
     f->ops->download(f->stream, f->faults, f->rows.faults, f->faults_bytes);
+    if (f->logits_stay)
+        return;
     f->ops->download(f->stream, f->logits, f->device_logits,
                      (size_t)f->n_logits * f->model->shape.n_vocab * sizeof(float));
 }
@@ -395,6 +406,14 @@ static enum err_code head(struct engine_forward *f)
         code = f->ops->check(
             &(struct k_check){.rows = f->logit_rows, .x = f->device_logits, .n = shape->n_vocab},
             f->stream);
+    if (code == ERR_OK && f->ops->pick != NULL)
+        code = f->ops->pick(&(struct k_pick){.rows = f->logit_rows,
+                                             .logits = f->device_logits,
+                                             .how = f->pick_how,
+                                             .ids = f->pick_ids,
+                                             .scratch = f->pick_scratch,
+                                             .n_vocab = shape->n_vocab},
+                            f->stream);
     return code;
 }
 
@@ -428,11 +447,13 @@ enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
 static enum err_code layers(struct engine_forward *f)
 {
     const uint32_t n = f->model->shape.n_layer;
-    struct k_graph *const *recorded = engine_record_find(&f->record, f->n_rows, f->n_logits);
+    const unsigned size = engine_record_size(&f->record, f->n_rows, f->n_logits);
     enum err_code code = ERR_OK;
+    f->record_size = size;
+    f->recorded = size < ENGINE_RECORD_SIZES ? f->record.segments[size] : NULL;
     for (uint32_t i = 0; i <= n && code == ERR_OK; i++) {
-        code = recorded != NULL ? f->ops->replay(recorded[i], f->stream)
-                                : engine_forward_segment(f, i);
+        code = f->recorded != NULL ? f->ops->replay(f->recorded[i], f->stream)
+                                   : engine_forward_segment(f, i);
         engine_experts_poll(f->experts);
         if (code == ERR_OK && i < n)
             code = engine_moe_compute(f, i);

@@ -57,25 +57,32 @@ struct engine_forward {
     struct k_span guess_logits, guess_weights, guess_ids;
     struct k_span guess_faults; /* nobody looks: a guess must not end a request */
     struct k_span gather_index, gathered, device_logits;
+    struct k_span pick_how, pick_ids, pick_scratch;
     struct k_act head_act; /* [max_logits][n_embd] */
 
     /* Of the host: the step's inputs, written by the caller, and its results. */
     void *host;  /* the block of all that is below; begins with the inputs, as on the device */
     bool pinned; /* it is registered with the GPU */
     uint32_t n_rows, n_logits;
-    bool guess;                  /* the step guesses each next layer's experts (engine_ahead) */
-    uint32_t *guesses;           /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
-    _Atomic uint64_t *heartbeat; /* counted up with every layer, so that a long step is no hang;
+    struct k_graph *const *recorded; /* the step's segments, or NULL: they are not recorded, */
+    unsigned record_size;            /* and which size it is */
+    bool guess;                      /* the step guesses each next layer's experts (engine_ahead) */
+    uint32_t *guesses;               /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
+    _Atomic uint64_t *heartbeat;     /* counted up with every layer, so that a long step is no hang;
                                   * NULL: nobody looks */
     uint32_t *token, *position, *sequence; /* [max_rows] */
     uint32_t *logit_row;                   /* [max_logits]: rows whose logits are wanted */
     uint32_t *faults;                      /* [max_rows]: non-zero: a value was not finite */
     uint32_t *logit_faults;                /* [max_logits] */
+    struct k_pick_row *how;                /* [max_logits]: how tokens are drawn, */
+    uint32_t *picked;                      /* [max_logits] and which; where ops->pick is there */
+    bool logits_stay;                      /* nobody looks at the logits */
     float *logits;                         /* [max_logits][n_vocab] */
     char *host_layer; /* of the layer: n_groups, groups and order, as on the device */
     const struct k_group *host_groups;       /* [n_expert] */
     const uint32_t *host_order;              /* [max_rows * n_used] */
-    char *host_batch;                        /* n_selected and selected, as on the device */
+    char *host_batch;                        /* n_selected and selected, as on the device; */
+    char *host_resident;                     /* of those in islands, read as the record runs */
     uint32_t *host_selected;                 /* [2 * n_expert] of a batch, in two parts */
     uint32_t layer_groups[SHAPE_MAX_LAYERS]; /* distinct experts of each layer; while a step runs
                                               * ENGINE_FORWARD_UNSEEN where only the GPU knows */

@@ -116,6 +116,11 @@ float *engine_hybrid_rows(struct engine_hybrid *h)
     return host_at(h, h->norm_act.f32);
 }
 
+float *engine_hybrid_recorded(const struct engine_hybrid *h)
+{
+    return host_at(h, h->norm_act.f32);
+}
+
 float *engine_hybrid_layer(struct engine_hybrid *h)
 {
     const bool probable = h->n_rows <= FEW_ROWS || h->took_part;

@@ -55,6 +55,8 @@ void engine_hybrid_step(struct engine_hybrid *h, uint32_t n_rows);
 /* Where the rows that the experts read go, float [n_rows][n_embd]; lent. NULL: not yet, they are many
  * and probably not needed. */
 float *engine_hybrid_layer(struct engine_hybrid *h);
+/* Where they go when a recorded step sends them, all that a record has room for. */
+float *engine_hybrid_recorded(const struct engine_hybrid *h);
 /* They are needed: where they go, or NULL if they are there. */
 float *engine_hybrid_rows(struct engine_hybrid *h);
 /* Computes the selected groups of the layer, whose rows are there. */

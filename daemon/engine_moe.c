@@ -127,16 +127,28 @@ static enum err_code compute_some(struct engine_forward *f, const struct k_exper
     return compute(f, where, f->n_selected, f->selected);
 }
 
+static void download_groups(struct engine_forward *f, uint32_t n_rows)
+{
+    const uint64_t pairs = (uint64_t)n_rows * f->model->shape.n_expert_used;
+    f->ops->download(f->stream, f->host_layer, f->n_groups,
+                     f->order.offset - f->n_groups.offset + pairs * sizeof(*f->host_order));
+}
+
+static void download_rows(struct engine_forward *f, uint32_t n_rows, float *rows)
+{
+    f->ops->download(f->stream, rows, f->norm_act.f32,
+                     (size_t)n_rows * f->norm_act.n * sizeof(*rows));
+}
+
 /* Takes the layer's groups to the host, and with them the rows if `rows` is not NULL. */
 static enum err_code download_layer(struct engine_forward *f, uint32_t layer, float *rows,
                                     struct engine_experts_layer *ret)
 {
-    const uint64_t pairs = (uint64_t)f->n_rows * f->model->shape.n_expert_used;
-    f->ops->download(f->stream, f->host_layer, f->n_groups,
-                     f->order.offset - f->n_groups.offset + pairs * sizeof(*f->host_order));
-    if (rows != NULL)
-        f->ops->download(f->stream, rows, f->norm_act.f32,
-                         (size_t)f->n_rows * f->norm_act.n * sizeof(*rows));
+    if (f->recorded == NULL || !engine_moe_may_tell(f)) { /* otherwise they are on their way */
+        download_groups(f, f->n_rows);
+        if (rows != NULL)
+            download_rows(f, f->n_rows, rows);
+    }
     const enum err_code code = engine_forward_wait(f);
     if (code != ERR_OK)
         return code;
@@ -171,6 +183,44 @@ static enum err_code compute_in_ram(struct engine_forward *f, uint32_t layer)
 enum err_code engine_moe_in_vram(struct engine_forward *f, uint32_t layer)
 {
     return compute(f, &f->islands->vram.layers[layer], f->n_groups, f->everything);
+}
+
+bool engine_moe_may_tell(const struct engine_forward *f)
+{
+    return f->pinned && f->hybrid->pinned;
+}
+
+void engine_moe_tell(struct engine_forward *f)
+{
+    download_groups(f, f->rows.max_rows);
+    download_rows(f, f->rows.max_rows, engine_hybrid_recorded(f->hybrid));
+}
+
+/* Bytes from n_selected to the end of a list of n. */
+static uint64_t selection_bytes(const struct engine_forward *f, uint64_t n)
+{
+    return f->selected.offset - f->n_selected.offset + n * sizeof(uint32_t);
+}
+
+enum err_code engine_moe_resident(struct engine_forward *f, uint32_t layer)
+{
+    const uint64_t pairs = (uint64_t)f->rows.max_rows * f->model->shape.n_expert_used;
+    const uint64_t n = pairs < f->model->shape.n_expert ? pairs : f->model->shape.n_expert;
+    f->ops->fetch(f->stream, f->n_selected, f->host_resident, selection_bytes(f, n));
+    return compute(f, &f->islands->vram.layers[layer], f->n_selected, f->selected);
+}
+
+/* The groups whose experts are in islands. The stream was waited for since the last layer. */
+static enum err_code compute_resident(struct engine_forward *f, uint32_t layer)
+{
+    const struct engine_islands *is = f->islands;
+    struct k_graph *graph = f->recorded != NULL ? f->record.resident[f->record_size][layer] : NULL;
+    if (graph == NULL || is->n_resident == 0)
+        return compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
+    memcpy(f->host_resident, &is->n_resident, sizeof(is->n_resident));
+    memcpy(f->host_resident + selection_bytes(f, 0), is->resident,
+           is->n_resident * sizeof(*is->resident));
+    return f->ops->replay(graph, f->stream);
 }
 
 void engine_moe_unseen(struct engine_forward *f, uint32_t layer)
@@ -227,8 +277,7 @@ static enum err_code compute_on_cpu(struct engine_forward *f,
         return code;
     float *rows = engine_hybrid_rows(f->hybrid);
     if (rows != NULL) {
-        f->ops->download(f->stream, rows, f->norm_act.f32,
-                         (size_t)f->n_rows * f->norm_act.n * sizeof(*rows));
+        download_rows(f, f->n_rows, rows);
         code = engine_forward_wait(f);
     }
     if (code == ERR_OK)
@@ -269,7 +318,7 @@ static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
     if (tier_vram_timed(&is->vram, &bytes, &ns))
         engine_split_learn(&f->hybrid->rates.link, bytes, ns);
     engine_islands_layer(is, &groups);
-    code = compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
+    code = compute_resident(f, layer);
     if (code == ERR_OK)
         code = compute_early(f, layer);
     groups.wanted = is->rest;

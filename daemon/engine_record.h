@@ -14,7 +14,9 @@ enum {
 };
 
 struct engine_record {
-    struct k_graph **segments[ENGINE_RECORD_SIZES]; /* [n_layer + 1]; NULL: not recorded */
+    /* [n_layer + 1]; NULL: not recorded. With what the host is told about a layer. */
+    struct k_graph **segments[ENGINE_RECORD_SIZES];
+    struct k_graph **resident[ENGINE_RECORD_SIZES]; /* [n_layer]: a layer's experts in islands */
     struct k_graph *whole[ENGINE_RECORD_SIZES];
     uint32_t n_segments;
 };
@@ -26,9 +28,8 @@ enum err_code engine_record_start(struct engine_record *r, struct engine_forward
 void engine_record_done(struct engine_record *r,
                         const struct k_ops *ops); /* a cleared one is fine */
 
-/* The segments for a step, or NULL. */
-struct k_graph *const *engine_record_find(const struct engine_record *r, uint32_t n_rows,
-                                          uint32_t n_logits);
+/* The size for a step; ENGINE_RECORD_SIZES: it is not recorded. */
+unsigned engine_record_size(const struct engine_record *r, uint32_t n_rows, uint32_t n_logits);
 /* The whole step, or NULL: not recorded, or not every expert is in an island. */
 struct k_graph *engine_record_whole(const struct engine_record *r, const struct engine_forward *f);
 

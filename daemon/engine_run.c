@@ -7,6 +7,7 @@
 #include "engine_answer.h"
 #include "engine_calibrate.h"
 #include "engine_machine.h"
+#include "engine_pick.h"
 #include "engine_plan.h"
 #include "fault.h"
 #include "log.h"
@@ -352,12 +353,14 @@ static void fill_logits(struct engine_run *run, struct engine_slot *slot)
             slot->logit_position = position;
         f->logit_row[f->n_logits++] = slot->first_row + i;
     }
+    engine_pick_ask(run, slot);
 }
 
 static void fill_step(struct engine_run *run)
 {
     struct engine_forward *f = run->forward;
     f->n_rows = f->n_logits = 0;
+    engine_pick_begin(run);
     for (uint32_t k = 0; k < run->n_slots; k++) {
         struct engine_slot *slot = &run->slots[k];
         if (slot->rows == 0)

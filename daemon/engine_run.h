@@ -28,6 +28,7 @@ struct engine_slot {
     struct proto_usage usage;
     /* of the running step */
     uint32_t rows, first_row, first_logit, n_logits, logit_position;
+    bool picked; /* the device draws its token */
 };
 
 /* What computes; gpu and gpu_stream: NULL: the CPU alone. Borrowed. */

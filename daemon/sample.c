@@ -194,6 +194,11 @@ static void filter(struct sample *s, const struct proto_run *run, float best)
         s->keep[s->order[i]] = s->weight[s->order[i]] >= least;
 }
 
+static bool filters(const struct proto_run *run)
+{
+    return run->top_k > 0 || run->top_p < 1.0f || run->min_p > 0.0f;
+}
+
 /* Weighs the logits from `first` on, those that the filters left; returns their sum. */
 static uint64_t weigh(const struct sample *s, const float *x, uint32_t first, bool all, float best,
                       float temperature, uint64_t ret[PIECE])
@@ -211,7 +216,7 @@ static uint64_t weigh(const struct sample *s, const float *x, uint32_t first, bo
 static uint32_t draw(struct sample *s, const float *x, const struct proto_run *run, uint32_t best,
                      uint32_t index)
 {
-    const bool all = run->top_k <= 0 && run->top_p >= 1.0f && !(run->min_p > 0.0f);
+    const bool all = !filters(run);
     const float highest = x[best];
     uint64_t piece[PIECE], total = 0, sum = 0;
     if (!all)
@@ -235,14 +240,19 @@ static uint32_t draw(struct sample *s, const float *x, const struct proto_run *r
     return best; /* only where the best logit is +inf: all weights are 0 */
 }
 
+bool sample_plain(const struct proto_run *run)
+{
+    const bool greedy = run->temperature < FLT_MIN;
+    return !adjusts(run) && (greedy || !filters(run)) && (run->flags & PROTO_RUN_LOGPROBS) == 0;
+}
+
 enum err_code sample_pick(struct sample *s, const float *logits, const struct proto_run *run,
                           const uint32_t *tokens, uint32_t n, uint32_t index, uint32_t *ret,
                           struct err *e)
 {
     const bool greedy = run->temperature < FLT_MIN;
-    const bool filters = run->top_k > 0 || run->top_p < 1.0f || run->min_p > 0.0f;
     const float *x = logits; /* most of the time they need not be copied */
-    if (adjusts(run) || (!greedy && filters)) {
+    if (adjusts(run) || (!greedy && filters(run))) {
         adjust(s, logits, run, tokens, n);
         x = s->x;
     }

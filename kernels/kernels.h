@@ -307,6 +307,23 @@ struct k_heads {
     float eps;
 };
 
+/* ids[row] = the token drawn from the row's logits (A21), without filters. how: struct k_pick_row
+ * [max_rows]; ids: uint32 [max_rows]; scratch: 16 bytes for each row and each K_PICK_PIECE values
+ * begun. Logits that are not finite give any id. */
+struct k_pick_row {
+    uint64_t random;
+    float temperature; /* below FLT_MIN: the first of the highest */
+    uint32_t unused;
+};
+struct k_pick {
+    struct k_rows rows;
+    struct k_span logits, how, ids, scratch;
+    uint32_t n_vocab;
+};
+enum {
+    K_PICK_PIECE = 4096
+};
+
 /* Since a device was opened, so that a test sees that a step allocates nothing. */
 struct k_counts {
     uint64_t calls;       /* of the device's library, launches among them */
@@ -371,6 +388,8 @@ struct k_ops {
     enum err_code (*attend)(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
     enum err_code (*route)(const struct k_matmul *m, const struct k_router *a,
                            const struct k_grouping *g, struct k_stream *s);
+    /* NULL: whoever has the logits draws (k_weigh). */
+    enum err_code (*pick)(const struct k_pick *a, struct k_stream *s);
 
     /* ---- from here on NULL on the CPU: what a device with memory of its own needs ---- */
 

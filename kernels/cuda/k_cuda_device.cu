@@ -281,6 +281,7 @@ static void fill(struct k_ops *ret)
     ret->heads = k_cuda_heads;
     ret->attend = k_cuda_attend;
     ret->route = k_cuda_route;
+    ret->pick = k_cuda_pick;
     ret->lost = lost;
     ret->describe = describe;
     ret->bus_id = bus_id;

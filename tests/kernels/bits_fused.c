@@ -1,5 +1,6 @@
-/* Operations that are several in one, against the same device's operations one after the other,
- * which the other cases compare with the reference. */
+/* Operations that only a device has: several in one, against the same device's operations one after
+ * the other, which the other cases compare with the reference; and the draw, against the host's. */
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,6 +264,69 @@ bool bits_heads(struct bits_run *run)
     free(c.v);
     free(c.norm);
     free(c.table);
+    return ok;
+}
+
+/* ---- pick ---- */
+
+static uint32_t picked(const float *x, uint32_t n, const struct k_pick_row *how, uint64_t *weights)
+{
+    const uint32_t best = k_highest(x, n);
+    if (how->temperature < FLT_MIN)
+        return best;
+    const uint64_t total = k_weigh(x, n, x[best], how->temperature, weights);
+    uint64_t left = (uint64_t)(((unsigned __int128)how->random * total) >> 64);
+    uint32_t i = 0;
+    while (i + 1 < n && left >= weights[i])
+        left -= weights[i++];
+    return i;
+}
+
+bool bits_pick(struct bits_run *run)
+{
+    static const float temperatures[] = {0.0f, 1.0f, 0.7f, 0.05f, 5.0f};
+    struct bits_random *r = &run->random;
+    struct bits_side *side = &run->tried;
+    const uint32_t n_rows = bits_between(r, 1, 8), room = bits_max_rows(run, n_rows);
+    const uint32_t n = bits_below(r, 3) ? bits_between(r, 1, 20000) : bits_between(r, 1, 200000);
+    if (side->ops->pick == NULL)
+        return true;
+    struct k_pick_row how[256] = {{.random = 0}};
+    if (room > sizeof(how) / sizeof(how[0]))
+        return true;
+    float *x = random_floats(r, BITS_NORMAL, (size_t)room * n);
+    uint64_t *weights = calloc(n, sizeof(*weights));
+    if (weights == NULL)
+        abort();
+    if (bits_below(r, 3) == 0) /* ties */
+        for (size_t i = 0; i < (size_t)room * n; i++)
+            x[i] = (float)bits_below(r, 3);
+    for (uint32_t i = 0; i < n_rows; i++)
+        how[i] = (struct k_pick_row){.random = bits_below(r, 5) ? bits_next(r) : UINT64_MAX,
+                                     .temperature = temperatures[bits_below(r, 5)]};
+    struct spans p = {.side = side};
+    struct k_pick a = {.n_vocab = n};
+    a.rows.max_rows = room;
+    a.rows.n_rows = put(&p, &n_rows, sizeof(n_rows));
+    a.logits = put(&p, x, (size_t)room * n * sizeof(float));
+    a.how = put(&p, how, room * sizeof(how[0]));
+    a.ids = put(&p, NULL, room * sizeof(uint32_t));
+    a.scratch = put(&p, NULL, 16ull * room * (n / K_PICK_PIECE + 1));
+    bool ok = bits_begin(side);
+    ok &= bits_done(side, "pick", side->ops->pick(&a, side->stream));
+    ok &= bits_end(side);
+    const uint32_t *ids = bits_host(side, a.ids);
+    for (uint32_t i = 0; i < n_rows && ok; i++) {
+        const uint32_t want = picked(x + (size_t)i * n, n, &how[i], weights);
+        ok = ids[i] == want;
+        run->compared++;
+        if (!ok)
+            printf("pick: row %u of %u, %u values, temperature %g: %u, not %u\n", i, n_rows, n,
+                   (double)how[i].temperature, ids[i], want);
+    }
+    ok &= drop(&p);
+    free(x);
+    free(weights);
     return ok;
 }
 

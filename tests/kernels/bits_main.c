@@ -28,7 +28,8 @@ static const struct {
     {"experts", bits_experts, 150},     {"small", bits_small, 100},
     {"nonfinite", bits_nonfinite, 100}, {"enter", bits_enter, 200},
     {"heads", bits_heads, 200},         {"attend", bits_attend, 200},
-    {"route", bits_route, 200},         {"device", bits_device, 100},
+    {"route", bits_route, 200},         {"pick", bits_pick, 100},
+    {"device", bits_device, 100},
 };
 static const size_t N_CASES = sizeof cases / sizeof cases[0];
 

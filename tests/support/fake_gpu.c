@@ -1,5 +1,6 @@
 #include "fake_gpu.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ enum kind {
     SUM,
     GATHER,
     CHECK,
+    PICK,
     ARRANGE
 };
 
@@ -72,6 +74,7 @@ struct command {
         struct k_moe_sum sum;
         struct k_gather gather;
         struct k_check check;
+        struct k_pick pick;
         struct k_arrange arrange;
     };
 };
@@ -416,6 +419,30 @@ static enum err_code run_weights(struct fake_gpu *g, struct command *c, struct k
     }
 }
 
+static enum err_code run_pick(const struct k_pick *a)
+{
+    const uint32_t n = a->n_vocab, n_rows = *(const uint32_t *)k_host_at(a->rows.n_rows);
+    const struct k_pick_row *how = k_host_at(a->how);
+    uint32_t *ids = k_host_at(a->ids);
+    uint64_t *w = alloc_get(ALLOC_WORK, n * sizeof(*w));
+    if (w == NULL)
+        die("no memory");
+    for (uint32_t row = 0; row < n_rows; row++) {
+        const float *x = (const float *)k_host_at(a->logits) + (size_t)row * n;
+        ids[row] = k_highest(x, n);
+        if (how[row].temperature < FLT_MIN)
+            continue;
+        const uint64_t total = k_weigh(x, n, x[ids[row]], how[row].temperature, w);
+        uint64_t r = (uint64_t)(((unsigned __int128)how[row].random * total) >> 64);
+        uint32_t i = 0;
+        while (i < n && r >= w[i])
+            r -= w[i++];
+        ids[row] = i < n ? i : ids[row];
+    }
+    alloc_free(w);
+    return ERR_OK;
+}
+
 static enum err_code run_rows(const struct fake_gpu *g, struct command *c, struct k_stream *in)
 {
     switch (c->kind) {
@@ -439,6 +466,8 @@ static enum err_code run_rows(const struct fake_gpu *g, struct command *c, struc
         return g->ops->moe_sum(&c->sum, in);
     case GATHER:
         return g->ops->gather(&c->gather, in);
+    case PICK:
+        return run_pick(&c->pick);
     default:
         return g->ops->check(&c->check, in);
     }
@@ -533,6 +562,7 @@ OPERATION(moe_down, k_moe_down, DOWN, down)
 OPERATION(moe_sum, k_moe_sum, SUM, sum)
 OPERATION(gather, k_gather, GATHER, gather)
 OPERATION(check, k_check, CHECK, check)
+OPERATION(pick, k_pick, PICK, pick)
 OPERATION(arrange, k_arrange, ARRANGE, arrange)
 
 /* The operations that are several in one. */
@@ -865,6 +895,7 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .heads = heads,
                                           .attend = attend,
                                           .route = route,
+                                          .pick = pick,
                                           .pinned_new = pinned_new,
                                           .host_register = host_register,
                                           .host_unregister = host_unregister,
