@@ -2,6 +2,9 @@
  *
  *   bench_outofcore drop FILE      drops a file from the page cache; exit code 1 and the number of
  *                                  pages if some stay
+ *   bench_outofcore touch BYTES    makes so much free memory present: a virtual machine's free pages
+ *                                  may be its host's, and the first process to take them would
+ *                                  wait for them
  *   bench_outofcore client SOCKET --pid N --model FILE [--prompt N] [--tokens N] [--clients N]
  *                   [--passes N] [--seconds N] [--resident 1] [--out FILE]
  *                                  tokens a second of a running isletd, a line of JSON for each
@@ -87,6 +90,23 @@ static int drop(const char *path)
                 "bench_outofcore: %s: %" PRIu64 " pages stay in the page cache: is it in use?\n",
                 path, left);
     return left > 0;
+}
+
+static int touch(const char *text)
+{
+    char *end;
+    errno = 0;
+    const unsigned long long n = strtoull(text, &end, 10);
+    if (errno != 0 || *end != '\0' || n == 0 || n > SIZE_MAX)
+        die(text, "not a number of bytes");
+    char *p = mmap(NULL, (size_t)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        die(text, strerror(errno));
+    (void)madvise(p, (size_t)n, MADV_HUGEPAGE);
+    for (size_t i = 0; i < (size_t)n; i += 4096)
+        *(volatile char *)(p + i) = 1;
+    munmap(p, (size_t)n);
+    return 0;
 }
 
 /* ---- client ---- */
@@ -404,8 +424,10 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "drop") == 0)
         return drop(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "touch") == 0)
+        return touch(argv[2]);
     if (argc > 2 && strcmp(argv[1], "client") == 0)
         return client(argc - 1, argv + 1);
-    fprintf(stderr, "usage: bench_outofcore drop FILE | client SOCKET --pid N --model FILE ...\n");
+    fprintf(stderr, "usage: bench_outofcore drop FILE | touch BYTES | client SOCKET --pid N ...\n");
     return 2;
 }
