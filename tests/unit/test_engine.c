@@ -520,6 +520,39 @@ static void test_engine_commands_to_no_model_or_a_draining_one_are_busy(void **s
     assert_int_equal(alloc_live_blocks(), before);
 }
 
+/* A RAM that does not hold them all: loads find room or none, and no answer changes. */
+static void test_engine_commands_beside_answers_change_none(void **state)
+{
+    (void)state;
+    uint32_t ids[64], n = 0;
+    struct err e = {.code = ERR_OK};
+    make_prompt(ids, 64, 5);
+    struct engine_config config = engine_rig_config(TINY);
+    config.ram_budget = 16 << 20;
+    config.kv_budget = 2 << 20;
+    config.prefill_chunk = 32;
+    config.max_sequences = 2;
+    engine_rig_start(&rig, &config);
+    for (uint32_t k = 0; k < 4; k++) { /* two alone, two beside commands */
+        const struct proto_run run = engine_rig_run(ids + k % 2, 60);
+        engine_rig_submit(&rig, &run);
+        for (uint32_t i = 0; i < 300 && k >= 2; i++, n++)
+            assert_int_equal(command(i % 3 == 0, i * (k + 5) % 64, &e), ERR_OK);
+        if (k == 1)
+            engine_rig_finish(&rig);
+    }
+    engine_rig_finish(&rig);
+    assert_int_equal(commanded(n).error.code, ERR_OK);
+    for (uint32_t k = 0; k < 2; k++)
+        assert_memory_equal(rig.answers[k].tokens, rig.answers[k + 2].tokens,
+                            32 * sizeof(struct proto_token));
+    const struct proto_status *s = &snapshot()->status;
+    assert_in_range(s->experts_resident, 1, 63);
+    assert_true(s->ram_slots_used_bytes <= s->ram_slots_bytes);
+    assert_true(s->ram_slots_bytes <= config.ram_budget);
+    engine_rig_stop(&rig);
+}
+
 static void test_engine_commands_open_at_a_stop_are_freed(void **state)
 {
     (void)state;
@@ -730,6 +763,7 @@ int main(void)
         cmocka_unit_test(test_engine_draining_finishes_what_runs_and_refuses_more),
         cmocka_unit_test(test_engine_commands_while_loading_wait_and_show_in_the_snapshot),
         cmocka_unit_test(test_engine_commands_to_no_model_or_a_draining_one_are_busy),
+        cmocka_unit_test(test_engine_commands_beside_answers_change_none),
         cmocka_unit_test(test_engine_commands_open_at_a_stop_are_freed),
         cmocka_unit_test(test_engine_too_many_waiting_are_refused_busy),
         cmocka_unit_test(test_engine_slow_loop_loses_nothing),
