@@ -84,12 +84,15 @@ enum err_code engine_fused_attend(struct engine_forward *f, const struct k_atten
     return f->ops->quantise(&(struct k_quantise){.rows = a->rows, .act = *y}, f->stream);
 }
 
-enum err_code engine_fused_route(struct engine_forward *f, const struct k_matmul *matmul,
-                                 const struct k_router *router, const struct k_grouping *grouping)
+enum err_code engine_fused_route(struct engine_forward *f, const struct k_enter *enter,
+                                 const struct k_matmul *matmul, const struct k_router *router,
+                                 const struct k_grouping *grouping)
 {
     if (f->ops->route != NULL)
-        return f->ops->route(matmul, router, grouping, f->stream);
-    enum err_code code = f->ops->matmul(matmul, f->stream);
+        return f->ops->route(enter, matmul, router, grouping, f->stream);
+    enum err_code code = engine_fused_enter(f, enter);
+    if (code == ERR_OK)
+        code = f->ops->matmul(matmul, f->stream);
     if (code == ERR_OK)
         code = f->ops->router(router, f->stream);
     return code == ERR_OK ? f->ops->grouping(grouping, f->stream) : code;

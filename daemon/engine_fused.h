@@ -15,8 +15,9 @@ enum err_code engine_fused_heads(struct engine_forward *f, const struct k_heads 
 enum err_code engine_fused_attend(struct engine_forward *f, const struct k_attention *a,
                                   const struct k_act *y) __attribute__((warn_unused_result));
 /* As k_ops.route. */
-enum err_code engine_fused_route(struct engine_forward *f, const struct k_matmul *matmul,
-                                 const struct k_router *router, const struct k_grouping *grouping)
+enum err_code engine_fused_route(struct engine_forward *f, const struct k_enter *enter,
+                                 const struct k_matmul *matmul, const struct k_router *router,
+                                 const struct k_grouping *grouping)
     __attribute__((warn_unused_result));
 
 #endif

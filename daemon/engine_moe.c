@@ -10,15 +10,13 @@ enum err_code engine_moe_route(struct engine_forward *f, uint32_t layer)
     const struct model_shape *shape = &f->model->shape;
     const struct model_layer *l = &f->model->layers[layer];
     const struct k_span ids = {f->ids.buffer, f->ids.offset + layer * f->ids_stride};
-    enum err_code code = engine_fused_enter(f, &(struct k_enter){.rows = f->rows,
-                                                                 .x = f->x,
-                                                                 .out = f->out,
-                                                                 .norm = l->ffn_norm,
-                                                                 .act = f->norm_act,
-                                                                 .eps = shape->rms_eps});
-    if (code != ERR_OK)
-        return code;
     return engine_fused_route(f,
+                              &(struct k_enter){.rows = f->rows,
+                                                .x = f->x,
+                                                .out = f->out,
+                                                .norm = l->ffn_norm,
+                                                .act = f->norm_act,
+                                                .eps = shape->rms_eps},
                               &(struct k_matmul){.rows = f->rows,
                                                  .act = f->norm_act,
                                                  .n_matrices = 1,

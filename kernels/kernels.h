@@ -381,13 +381,15 @@ struct k_ops {
     enum err_code (*arrange)(const struct k_arrange *a,
                              struct k_stream *s); /* NULL: file's order */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
-     * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: matmul by
-     * one matrix, router of its logits, grouping of its ids. Of one stream at a time, as attention. */
+     * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: enter,
+     * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at a
+     * time. */
     enum err_code (*enter)(const struct k_enter *a, struct k_stream *s);
     enum err_code (*heads)(const struct k_heads *a, struct k_stream *s);
     enum err_code (*attend)(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
-    enum err_code (*route)(const struct k_matmul *m, const struct k_router *a,
-                           const struct k_grouping *g, struct k_stream *s);
+    enum err_code (*route)(const struct k_enter *e, const struct k_matmul *m,
+                           const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *s);
     /* NULL: whoever has the logits draws (k_weigh). */
     enum err_code (*pick)(const struct k_pick *a, struct k_stream *s);
 

@@ -216,8 +216,9 @@ enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s);
 enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *s);
 enum err_code k_cuda_heads(const struct k_heads *a, struct k_stream *s);
 enum err_code k_cuda_attend(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
-enum err_code k_cuda_route(const struct k_matmul *m, const struct k_router *a,
-                           const struct k_grouping *g, struct k_stream *s);
+enum err_code k_cuda_route(const struct k_enter *e, const struct k_matmul *m,
+                           const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *s);
 }
 
 #endif

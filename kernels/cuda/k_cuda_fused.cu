@@ -3,6 +3,7 @@
  * the next kernel come at once: a product's blocks ask for their weights meanwhile. */
 #include "k_cuda.cuh"
 #include "k_cuda_kv.cuh"
+#include "k_cuda_norm.cuh"
 #include "k_cuda_quantise.cuh"
 #include "k_cuda_warp.cuh"
 
@@ -12,12 +13,6 @@ enum {
     MOST_THREADS = 1024,
     HEAD_WARPS = 4 /* of a block, a head each */
 };
-
-static __device__ __forceinline__ float norm_factor(float sum, uint32_t n, float eps)
-{
-    const float mean = k_float_div(sum, (float)n);
-    return k_float_div(1.0f, __fsqrt_rn(k_float_add(mean, eps)));
-}
 
 static __device__ __forceinline__ void load_eight(const float *from, float (&ret)[VALUES])
 {
@@ -95,11 +90,8 @@ static __global__ void __launch_bounds__(MOST_THREADS, 1) enter_rows(const struc
     if (present && a.out != NULL)
         store_eight(x, v);
     if (t < 32) {
-        float sum = 0.0f;
-#pragma unroll 32
-        for (uint32_t i = t; i < a.n; i += 32)
-            sum = k_float_fma(tile[i], tile[i], sum);
-        const float r = norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
+        const float sum = k_cuda_norm_fold(tile, a.n, 0.0f);
+        const float r = k_cuda_norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
         if (t == 0)
             factor = r;
     }
@@ -203,7 +195,7 @@ static __device__ __forceinline__ void heads_turn(const struct heads_args &a, fl
 #pragma unroll
         for (int k = 0; k < PARTS; k++)
             sum = k_float_fma(v[k], v[k], sum);
-        const float r = norm_factor(k_cuda_warp_tree(sum), 32 * PARTS, a.eps);
+        const float r = k_cuda_norm_factor(k_cuda_warp_tree(sum), 32 * PARTS, a.eps);
 #pragma unroll
         for (int k = 0; k < PARTS; k++)
             v[k] = k_float_mul(k_float_mul(v[k], r), weight[k]);

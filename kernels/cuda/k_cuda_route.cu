@@ -1,5 +1,7 @@
 /* Router and grouping (A13): which experts a row uses, and which rows an expert has. */
 #include "k_cuda.cuh"
+#include "k_cuda_norm.cuh"
+#include "k_cuda_quantise.cuh"
 #include "k_cuda_warp.cuh"
 
 enum {
@@ -372,7 +374,7 @@ extern "C" enum err_code k_cuda_grouping(const struct k_grouping *a, struct k_st
     return ERR_OK;
 }
 
-/* ---- product, router and grouping -------------------------------------------------------------- */
+/* ---- one row: norm, product, router and grouping --------------------------------------------- */
 
 enum {
     PRODUCT_WARPS = 4,  /* of a block, an expert each */
@@ -382,68 +384,60 @@ enum {
 };
 
 struct product_args {
-    const float *weights, *x; /* [n_expert][n_in], [rows][n_in] */
+    const float *weights; /* [n_expert][n_in] */
     float *logits;
     uint32_t n_in;
     uint32_t *arrived; /* blocks that are done; 0 before and after */
 };
 
-/* The logits of the warp's expert (A8). Loads go in groups of PRODUCT_GROUP. */
-template <int COLUMNS>
-static __device__ __forceinline__ void product_rows(const struct product_args &p, uint32_t expert,
-                                                    const uint32_t *n_rows, float (&logit)[COLUMNS])
+/* A lane's weights of the warp's expert, as far as they are asked for early. */
+struct product_ahead {
+    float w[PRODUCT_GROUPS][PRODUCT_GROUP];
+};
+
+static __device__ __forceinline__ void product_ask(const struct product_args &p, uint32_t expert,
+                                                   struct product_ahead &ret)
+{
+    const float *w = p.weights + (uint64_t)expert * p.n_in + threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t g = 0; g < PRODUCT_GROUPS; g++)
+        if ((g + 1) * PRODUCT_GROUP <= p.n_in / 32)
+#pragma unroll
+            for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
+                ret.w[g][k] = w[32 * (g * PRODUCT_GROUP + k)];
+}
+
+/* The expert's logit of the row x (A8), loads in groups. */
+static __device__ __forceinline__ float product_row(const struct product_args &p, uint32_t expert,
+                                                    const struct product_ahead &ahead,
+                                                    const float *x)
 {
     const uint32_t lane = threadIdx.x % 32, count = p.n_in / 32;
     const float *w = p.weights + (uint64_t)expert * p.n_in + lane;
-    float ahead[PRODUCT_GROUPS][PRODUCT_GROUP];
+    float sum = 0.0f;
+    x += lane;
 #pragma unroll
     for (uint32_t g = 0; g < PRODUCT_GROUPS; g++)
-        if ((g + 1) * PRODUCT_GROUP <= count)
+        if ((g + 1) * PRODUCT_GROUP <= count) {
+            float v[PRODUCT_GROUP];
 #pragma unroll
             for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
-                ahead[g][k] = w[32 * (g * PRODUCT_GROUP + k)];
-    k_cuda_await(); /* weights are nobody's result */
-    k_cuda_release();
-    const uint32_t rows = min(*n_rows, (uint32_t)COLUMNS);
-    const uint32_t whole = min(count / PRODUCT_GROUP, (uint32_t)PRODUCT_GROUPS) * PRODUCT_GROUP;
+                v[k] = x[32 * (g * PRODUCT_GROUP + k)];
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-        const float *x = p.x + (uint64_t)c * p.n_in + lane;
-        float sum = 0.0f;
-        if (c >= rows)
-            break;
-#pragma unroll
-        for (uint32_t g = 0; g < PRODUCT_GROUPS; g++)
-            if ((g + 1) * PRODUCT_GROUP <= count) {
-                float v[PRODUCT_GROUP];
-#pragma unroll
-                for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
-                    v[k] = x[32 * (g * PRODUCT_GROUP + k)];
-#pragma unroll
-                for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
-                    sum = k_float_fma(ahead[g][k], v[k], sum);
-            }
+            for (uint32_t k = 0; k < PRODUCT_GROUP; k++)
+                sum = k_float_fma(ahead.w[g][k], v[k], sum);
+        }
 #pragma unroll 8
-        for (uint32_t k = whole; k < count; k++)
-            sum = k_float_fma(w[32 * k], x[32 * k], sum);
-        logit[c] = k_cuda_warp_tree(sum);
-    }
+    for (uint32_t k = min(count / PRODUCT_GROUP, (uint32_t)PRODUCT_GROUPS) * PRODUCT_GROUP;
+         k < count; k++)
+        sum = k_float_fma(w[32 * k], x[32 * k], sum);
+    return k_cuda_warp_tree(sum);
 }
 
-/* The block that is done last routes all rows: a warp a row, then a thread a pair. */
-template <int COLUMNS, int VALUES>
-static __global__ void __launch_bounds__(PRODUCT_THREADS)
-    route_rows(const struct product_args p, const struct router_args a,
-               const struct grouping_args g)
+/* True in all threads of the block that is done last, once the others' stores are seen. */
+static __device__ __forceinline__ bool product_is_last(const struct product_args &p)
 {
     __shared__ bool last;
-    const uint32_t expert = blockIdx.x * PRODUCT_WARPS + threadIdx.x / 32;
-    float logit[COLUMNS] = {0.0f};
-    product_rows<COLUMNS>(p, min(expert, a.n_expert - 1), a.rows.n_rows, logit);
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
-        if (threadIdx.x % 32 == 0 && expert < a.n_expert && c < a.rows.max_rows)
-            p.logits[(uint64_t)c * a.n_expert + expert] = logit[c];
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -451,12 +445,123 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     }
     __syncthreads();
     if (!last)
-        return;
+        return false;
     __threadfence();
     if (threadIdx.x == 0)
         *p.arrived = 0;
-    for (uint32_t row = threadIdx.x / 32; row < a.rows.max_rows; row += PRODUCT_WARPS)
-        router_row<VALUES>(a, row, NULL);
+    return true;
+}
+
+enum {
+    ONE_MOST = 4096, /* inputs: a thread has at most ONE_VALUES of them */
+    ONE_VALUES = ONE_MOST / PRODUCT_THREADS
+};
+
+struct one_args {
+    float *x, *y; /* the residual; its norm */
+    const float *out, *norm;
+    uint8_t *q32, *q256;
+    float eps;
+};
+
+/* A thread's values; nothing beyond n. */
+static __device__ __forceinline__ void one_load(const float *from, uint32_t n,
+                                                float (&v)[ONE_VALUES])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < ONE_VALUES; k++)
+        v[k] =
+            threadIdx.x + PRODUCT_THREADS * k < n ? from[threadIdx.x + PRODUCT_THREADS * k] : 0.0f;
+}
+
+static __device__ __forceinline__ void one_store(float *to, uint32_t n,
+                                                 const float (&v)[ONE_VALUES])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < ONE_VALUES; k++)
+        if (threadIdx.x + PRODUCT_THREADS * k < n)
+            to[threadIdx.x + PRODUCT_THREADS * k] = v[k];
+}
+
+/* The norm of the row of sums v, to tile. */
+static __device__ __forceinline__ void one_norm(const struct one_args &e, uint32_t n, float *tile,
+                                                const float (&v)[ONE_VALUES],
+                                                const float (&weight)[ONE_VALUES])
+{
+    __shared__ float factor;
+    float y[ONE_VALUES];
+    one_store(tile, n, v);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const float sum = k_cuda_warp_tree(k_cuda_norm_fold(tile, n, 0.0f));
+        if (threadIdx.x == 0)
+            factor = k_cuda_norm_factor(sum, n, e.eps);
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t k = 0; k < ONE_VALUES; k++)
+        y[k] = k_float_mul(k_float_mul(v[k], factor), weight[k]);
+    one_store(tile, n, y);
+    __syncthreads();
+}
+
+/* This block's part of the norm and its forms, by the first warp: 256 values of every gridDim.x-th
+ * such. */
+static __device__ __forceinline__ void one_forms(const struct one_args &e, uint32_t n,
+                                                 const float *tile, uint32_t *faults)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t block = blockIdx.x; block * 256 < n; block += gridDim.x) {
+        const uint32_t first = block * 256 + lane * K_CUDA_QUANTISE_VALUES;
+        float v[K_CUDA_QUANTISE_VALUES];
+#pragma unroll
+        for (int i = 0; i < K_CUDA_QUANTISE_VALUES; i++) {
+            v[i] = first < n ? tile[first + i] : 0.0f;
+            if (first < n)
+                e.y[first + i] = v[i];
+        }
+        if (!k_cuda_quantise_block(v, e.q32, e.q256, n, block, first < n))
+            faults[0] = 1;
+    }
+}
+
+/* Every block makes the norm for itself. The one that is done last stores the sum, which the others
+ * have read by then. */
+template <int VALUES>
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    route_one(const struct one_args e, const struct product_args p, const struct router_args a,
+              const struct grouping_args g)
+{
+    __shared__ __align__(16) float tile[ONE_MOST];
+    const uint32_t expert = blockIdx.x * PRODUCT_WARPS + threadIdx.x / 32,
+                   mine = min(expert, a.n_expert - 1);
+    struct product_ahead ahead;
+    float v[ONE_VALUES], weight[ONE_VALUES];
+    product_ask(p, mine, ahead);
+    one_load(e.norm, p.n_in, weight);
+    k_cuda_await(); /* weights are nobody's result */
+    k_cuda_release();
+    const bool present = *a.rows.n_rows > 0;
+    one_load(e.x, p.n_in, v);
+    if (e.out != NULL) {
+        float more[ONE_VALUES];
+        one_load(e.out, p.n_in, more);
+#pragma unroll
+        for (uint32_t k = 0; k < ONE_VALUES; k++)
+            v[k] = k_float_add(v[k], more[k]);
+    }
+    one_norm(e, p.n_in, tile, v, weight);
+    const float logit = product_row(p, mine, ahead, tile);
+    if (threadIdx.x % 32 == 0 && expert < a.n_expert && present)
+        p.logits[expert] = logit;
+    if (threadIdx.x < 32 && present)
+        one_forms(e, p.n_in, tile, a.rows.faults);
+    if (!product_is_last(p))
+        return;
+    if (e.out != NULL && present)
+        one_store(e.x, p.n_in, v);
+    if (threadIdx.x < 32)
+        router_row<VALUES>(a, 0, NULL);
     __syncthreads();
     grouping_pairs(g);
 }
@@ -470,30 +575,38 @@ static enum err_code route_apart(const struct k_matmul *m, const struct k_router
     return code == ERR_OK ? k_cuda_grouping(g, s) : code;
 }
 
-extern "C" enum err_code k_cuda_route(const struct k_matmul *m, const struct k_router *a,
-                                      const struct k_grouping *g, struct k_stream *s)
+static struct one_args one_args_of(const struct k_enter *e)
+{
+    struct one_args one;
+    one.x = (float *)k_cuda_at(e->x);
+    one.y = (float *)k_cuda_at(e->act.f32);
+    one.out = (const float *)k_cuda_at(e->out);
+    one.norm = (const float *)k_cuda_at(e->norm);
+    one.q32 = (uint8_t *)k_cuda_at(e->act.q32);
+    one.q256 = (uint8_t *)k_cuda_at(e->act.q256);
+    one.eps = e->eps;
+    return one;
+}
+
+/* One row goes through one kernel. */
+extern "C" enum err_code k_cuda_route(const struct k_enter *e, const struct k_matmul *m,
+                                      const struct k_router *a, const struct k_grouping *g,
+                                      struct k_stream *s)
 {
     const struct k_matrix *w = &m->w[0];
-    const uint32_t rows = a->rows.max_rows;
-    if (w->format != K_F32 || w->n_in % 32 != 0 || rows > 8 ||
-        (uint64_t)rows * a->n_used > PRODUCT_THREADS || a->n_expert > 512)
-        return route_apart(m, a, g, s);
-    const struct router_args router = router_args_of(a);
-    const struct grouping_args grouping = grouping_args_of(g);
-    const struct product_args p = {(const float *)k_cuda_at(w->data),
-                                   (const float *)k_cuda_at(m->act.f32),
-                                   (float *)k_cuda_at(m->y[0]), w->n_in, s->arrived};
+    if (a->rows.max_rows > 1 || w->format != K_F32 || w->n_in % 32 != 0 || w->n_in > ONE_MOST ||
+        a->n_used > PRODUCT_THREADS || a->n_expert > 512 || e->weights.buffer != NULL) {
+        const enum err_code code = k_cuda_enter(e, s);
+        return code == ERR_OK ? route_apart(m, a, g, s) : code;
+    }
+    const struct product_args p = {(const float *)k_cuda_at(w->data), (float *)k_cuda_at(m->y[0]),
+                                   w->n_in, s->arrived};
     const uint32_t blocks = (a->n_expert + PRODUCT_WARPS - 1) / PRODUCT_WARPS;
-    const bool few = a->n_expert <= 128;
-    if (rows == 1 && few)
-        K_CUDA_LAUNCH_AHEAD(s, (route_rows<1, 4>), blocks, PRODUCT_THREADS, 0, p, router, grouping);
-    else if (rows == 1)
-        K_CUDA_LAUNCH_AHEAD(s, (route_rows<1, 16>), blocks, PRODUCT_THREADS, 0, p, router,
-                            grouping);
-    else if (few)
-        K_CUDA_LAUNCH_AHEAD(s, (route_rows<8, 4>), blocks, PRODUCT_THREADS, 0, p, router, grouping);
+    if (a->n_expert <= 128)
+        K_CUDA_LAUNCH_AHEAD(s, route_one<4>, blocks, PRODUCT_THREADS, 0, one_args_of(e), p,
+                            router_args_of(a), grouping_args_of(g));
     else
-        K_CUDA_LAUNCH_AHEAD(s, (route_rows<8, 16>), blocks, PRODUCT_THREADS, 0, p, router,
-                            grouping);
+        K_CUDA_LAUNCH_AHEAD(s, route_one<16>, blocks, PRODUCT_THREADS, 0, one_args_of(e), p,
+                            router_args_of(a), grouping_args_of(g));
     return ERR_OK;
 }

@@ -4,6 +4,7 @@
  * asks for a row's values and for the row count at once, computes, and leaves the stores out where
  * the row does not exist: the memory of max_rows rows is always there. */
 #include "k_cuda.cuh"
+#include "k_cuda_norm.cuh"
 #include "k_cuda_quantise.cuh"
 #include "k_cuda_warp.cuh"
 
@@ -35,12 +36,6 @@ struct norm_args {
     float eps;
 };
 
-static __device__ __forceinline__ float norm_factor(float sum, uint32_t n, float eps)
-{
-    const float mean = k_float_div(sum, (float)n);
-    return k_float_div(1.0f, __fsqrt_rn(k_float_add(mean, eps)));
-}
-
 /* Short vectors, as heads are: a warp each. */
 static __global__ void norm_vectors(const struct norm_args a)
 {
@@ -62,20 +57,11 @@ static __global__ void norm_vectors(const struct norm_args a)
 #pragma unroll
     for (uint32_t k = 0; k < VALUES; k++)
         sum = k_float_fma(v[k], v[k], sum);
-    const float r = norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
+    const float r = k_cuda_norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
 #pragma unroll
     for (uint32_t k = 0; k < VALUES; k++)
         if (lane + 32 * k < a.n && vector < vectors)
             a.y[vector * a.n + lane + 32 * k] = k_float_mul(k_float_mul(v[k], r), weight[k]);
-}
-
-/* The lane's part of the sum of squares goes on over `n` values at tile. */
-static __device__ __forceinline__ float norm_fold(const float *tile, uint32_t n, float sum)
-{
-#pragma unroll 32
-    for (uint32_t i = threadIdx.x; i < n; i += 32)
-        sum = k_float_fma(tile[i], tile[i], sum);
-    return sum;
 }
 
 /* Long vectors: all warps of a block load, the first one folds. What does not fit the tile is read
@@ -109,10 +95,10 @@ static __global__ void __launch_bounds__(BLOCK) norm_rows(const struct norm_args
             tile[t + BLOCK * k] = v[k];
         __syncthreads();
         if (t < 32)
-            sum = norm_fold(tile, size, sum);
+            sum = k_cuda_norm_fold(tile, size, sum);
     }
     if (t < 32) {
-        const float r = norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
+        const float r = k_cuda_norm_factor(k_cuda_warp_tree(sum), a.n, a.eps);
         if (t == 0)
             factor = r;
     }

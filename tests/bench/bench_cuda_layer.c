@@ -180,24 +180,13 @@ static void token_free(struct token *t)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-static enum err_code enter(struct token *t, struct k_span out, struct k_span weights)
-{
-    return t->b->ops->enter(
-        &(struct k_enter){t->rows, t->x, out, weights, t->norm_weight, t->normed, USED, 1e-6f},
-        t->b->stream);
-}
-
-/* The experts' sum, norm and quantiser; and the same of the attention's part. */
-static enum err_code enter_attention(struct token *t, uint32_t layer)
+/* The sum of the experts before, norm and quantiser. */
+static enum err_code enter(struct token *t, uint32_t layer)
 {
     (void)layer;
-    return enter(t, t->expert_out, t->weights);
-}
-
-static enum err_code enter_experts(struct token *t, uint32_t layer)
-{
-    (void)layer;
-    return enter(t, t->out, (struct k_span){.buffer = NULL});
+    return t->b->ops->enter(&(struct k_enter){t->rows, t->x, t->expert_out, t->weights,
+                                              t->norm_weight, t->normed, USED, 1e-6f},
+                            t->b->stream);
 }
 
 static enum err_code project(struct token *t, uint32_t layer)
@@ -240,6 +229,14 @@ static enum err_code output(struct token *t, uint32_t layer)
 static enum err_code route(struct token *t, uint32_t layer)
 {
     return t->b->ops->route(
+        &(struct k_enter){
+            .rows = t->rows,
+            .x = t->x,
+            .out = t->out,
+            .norm = t->norm_weight,
+            .act = t->normed,
+            .eps = 1e-6f,
+        },
         &(struct k_matmul){t->rows, t->normed, 1, {t->layers[layer].router}, {t->logits}},
         &(struct k_router){t->rows, t->logits, t->ids, t->weights, EXPERTS, USED, true, 1.0f},
         &(struct k_grouping){t->rows, t->ids, t->n_groups, t->groups, t->order, EXPERTS, USED},
@@ -267,15 +264,8 @@ static const struct {
     const char *name;
     enum err_code (*run)(struct token *t, uint32_t layer);
 } steps[] = {
-    {"sum, norm", enter_attention},
-    {"q, k, v", project},
-    {"heads", turn},
-    {"attention", attend},
-    {"output", output},
-    {"add, norm", enter_experts},
-    {"route", route},
-    {"gate, up", gate_up},
-    {"down", down},
+    {"sum, norm", enter}, {"q, k, v", project},        {"heads", turn},       {"attention", attend},
+    {"output", output},   {"add, norm, route", route}, {"gate, up", gate_up}, {"down", down},
 };
 static const size_t N_STEPS = sizeof steps / sizeof steps[0];
 

@@ -450,12 +450,12 @@ bool bits_attend(struct bits_run *run)
 
 struct route_case {
     uint32_t n_in, n_expert, n_used, n_rows, room;
-    float *x, *weights, scale;
+    float *x, *out, *norm, *weights, scale; /* out: NULL, nothing is added */
     bool normalise;
 };
 
 struct route_spans {
-    struct k_span logits, ids, weights, n_groups, groups, order, faults;
+    struct k_span x, y, q256, logits, ids, weights, n_groups, groups, order, faults;
 };
 
 static bool route_on(struct bits_side *side, const struct route_case *c, bool fused,
@@ -466,7 +466,15 @@ static bool route_on(struct bits_side *side, const struct route_case *c, bool fu
     struct k_rows rows = {.max_rows = c->room};
     rows.n_rows = put(p, &c->n_rows, sizeof(c->n_rows));
     rows.faults = ret->faults = put(p, NULL, c->room * 4);
-    const struct k_act act = {.f32 = put(p, c->x, (size_t)c->room * c->n_in * 4), .n = c->n_in};
+    const size_t bytes = (size_t)c->room * c->n_in * 4;
+    struct k_enter enter = {.rows = rows, .eps = 1e-6f, .act = {.n = c->n_in}};
+    enter.x = ret->x = put(p, c->x, bytes);
+    enter.norm = put(p, c->norm, c->n_in * sizeof(float));
+    if (c->out != NULL)
+        enter.out = put(p, c->out, bytes);
+    enter.act.f32 = ret->y = put(p, NULL, bytes);
+    if (c->n_in % 256 == 0)
+        enter.act.q256 = ret->q256 = put(p, NULL, ops->act_bytes(K_FORM_Q256, c->n_in, c->room));
     const struct k_matrix w = {bits_weights(side, K_F32, c->n_expert, c->n_in, c->weights), K_F32,
                                c->n_expert, c->n_in};
     ret->logits = put(p, NULL, (size_t)c->room * c->n_expert * 4);
@@ -475,15 +483,17 @@ static bool route_on(struct bits_side *side, const struct route_case *c, bool fu
     ret->order = put(p, NULL, pairs);
     ret->n_groups = put(p, NULL, 4);
     ret->groups = put(p, NULL, (size_t)c->n_expert * sizeof(struct k_group));
-    const struct k_matmul matmul = {rows, act, 1, {w}, {ret->logits}};
+    const struct k_matmul matmul = {rows, enter.act, 1, {w}, {ret->logits}};
     const struct k_router router = {rows,        ret->logits, ret->ids,     ret->weights,
                                     c->n_expert, c->n_used,   c->normalise, c->scale};
     const struct k_grouping grouping = {rows,       ret->ids,    ret->n_groups, ret->groups,
                                         ret->order, c->n_expert, c->n_used};
     bool ok = bits_begin(side);
     if (fused) {
-        ok &= bits_done(side, "route", ops->route(&matmul, &router, &grouping, side->stream));
+        ok &=
+            bits_done(side, "route", ops->route(&enter, &matmul, &router, &grouping, side->stream));
     } else {
+        ok &= bits_done(side, "enter", ops->enter(&enter, side->stream));
         ok &= bits_done(side, "matmul", ops->matmul(&matmul, side->stream));
         ok &= bits_done(side, "router", ops->router(&router, side->stream));
         ok &= bits_done(side, "grouping", ops->grouping(&grouping, side->stream));
@@ -499,11 +509,15 @@ bool bits_route(struct bits_run *run)
     if (run->tried.ops->route == NULL)
         return true;
     c.room = bits_below(r, 2) ? c.n_rows : bits_between(r, c.n_rows, MOST_ROWS);
-    c.n_in = bits_below(r, 4) ? 32 * bits_between(r, 1, 100) : bits_between(r, 1, 200);
+    if (bits_below(r, 2))
+        c.n_rows = c.room = 1;
+    c.n_in = bits_below(r, 3) ? 32 * bits_between(r, 1, 140) : 256 * bits_between(r, 1, 10);
     c.n_expert = bits_between(r, 1, bits_below(r, 3) ? 128 : 600);
     c.n_used = bits_between(r, 1, c.n_expert < 12 ? c.n_expert : 12);
     c.scale = bits_below(r, 2) ? 1.0f : 2.5f;
     c.x = random_floats(r, BITS_NORMAL, (size_t)c.room * c.n_in);
+    c.out = bits_below(r, 4) ? random_floats(r, BITS_NORMAL, (size_t)c.room * c.n_in) : NULL;
+    c.norm = random_floats(r, BITS_NORMAL, c.n_in);
     c.weights = random_floats(r, BITS_NORMAL, (size_t)c.n_expert * c.n_in);
     if (bits_below(r, 3) == 0) /* ties */
         for (size_t i = 0; i < (size_t)c.n_expert * c.n_in; i++)
@@ -511,7 +525,7 @@ bool bits_route(struct bits_run *run)
     if (bits_below(r, 4) == 0)
         c.x[bits_below(r, c.n_rows * c.n_in)] = bits_not_finite(r);
     struct spans p[SETS] = {{.side = &run->tried}, {.side = &run->tried}};
-    struct route_spans a, b;
+    struct route_spans a = {.x = {.buffer = NULL}}, b = a;
     bool ok =
         route_on(&run->tried, &c, false, &p[0], &a) && route_on(&run->tried, &c, true, &p[1], &b);
     const size_t pairs = (size_t)c.n_rows * c.n_used * 4;
@@ -520,7 +534,9 @@ bool bits_route(struct bits_run *run)
         const char *what;
         struct k_span span[SETS];
         size_t bytes;
-    } results[] = {{"route: ids", {a.ids, b.ids}, pairs},
+    } results[] = {{"route: x", {a.x, b.x}, (size_t)c.room * c.n_in * 4},
+                   {"route: y", {a.y, b.y}, (size_t)c.n_rows * c.n_in * 4},
+                   {"route: ids", {a.ids, b.ids}, pairs},
                    {"route: weights", {a.weights, b.weights}, pairs},
                    {"route: order", {a.order, b.order}, pairs},
                    {"route: groups", {a.n_groups, b.n_groups}, 4},
@@ -528,12 +544,18 @@ bool bits_route(struct bits_run *run)
                    {"route: faults", {a.faults, b.faults}, c.room * 4}};
     for (size_t i = 0; i < sizeof results / sizeof results[0] && ok; i++)
         ok = same(run, results[i].what, results[i].span, results[i].bytes);
+    const struct k_span q256[SETS] = {a.q256, b.q256};
+    if (ok && c.n_in % 256 == 0)
+        ok = same(run, "route: q256", q256,
+                  run->tried.ops->act_bytes(K_FORM_Q256, c.n_in, c.n_rows));
     if (!ok)
         printf("route: %u inputs, %u of %u experts, %u rows of %u\n", c.n_in, c.n_used, c.n_expert,
                c.n_rows, c.room);
     ok &= drop(&p[0]);
     ok &= drop(&p[1]);
     free(c.x);
+    free(c.out);
+    free(c.norm);
     free(c.weights);
     return ok;
 }

@@ -605,10 +605,13 @@ static enum err_code attend(const struct k_attention *a, const struct k_act *y,
     return quantise(&(struct k_quantise){.rows = a->rows, .act = *y}, stream);
 }
 
-static enum err_code route(const struct k_matmul *m, const struct k_router *a,
-                           const struct k_grouping *g, struct k_stream *stream)
+static enum err_code route(const struct k_enter *e, const struct k_matmul *m,
+                           const struct k_router *a, const struct k_grouping *g,
+                           struct k_stream *stream)
 {
-    enum err_code code = matmul(m, stream);
+    enum err_code code = enter(e, stream);
+    if (code == ERR_OK)
+        code = matmul(m, stream);
     if (code == ERR_OK)
         code = router(a, stream);
     return code == ERR_OK ? grouping(g, stream) : code;
