@@ -89,8 +89,8 @@ bool bits_drop(struct bits_side *side, struct k_span span, size_t n);
  * parameters were. */
 typedef bool bits_case(struct bits_run *run);
 bits_case bits_matmul, bits_quantise, bits_norm, bits_rope, bits_attention, bits_router,
-    bits_experts, bits_small, bits_nonfinite, bits_enter, bits_heads, bits_attend,
-    bits_route, bits_pick, bits_device;
+    bits_experts, bits_small, bits_nonfinite, bits_enter, bits_heads, bits_attend, bits_route,
+    bits_pick, bits_device;
 
 /* Compares n floats as bits; prints the first difference under `what`. */
 bool bits_equal(struct bits_run *run, const char *what, const float *a, const float *b, size_t n);
