@@ -45,6 +45,9 @@ void engine_govern_start(struct engine_govern *v, const struct engine_config *co
                                 .taken_again = v->taken_again,
                                 .no_sensors_said = v->no_sensors_said};
     governor_start(&v->governor, &limits);
+    if (limits.temp_low > limits.temp_high)
+        log_warn("governor", "temp_low_cut", "temp_low=%d temp_high=%d", limits.temp_low,
+                 limits.temp_high);
     if (config->sensors == NULL || run->ops->bus_id == NULL)
         return;
     if (governor_sensors_start(config->sensors, run->ops->bus_id(gpu), period_ms, &v->sensors,
@@ -126,19 +129,29 @@ static void move_chunks(struct engine_govern *v, struct engine_run *run,
                  (unsigned long long)v->governor.used, (unsigned long long)v->governor.total);
 }
 
+/* Chunks that can be given back: none where no expert fits in what there is. */
+static uint32_t chunks_of(const struct engine_run *run)
+{
+    return run->islands.cache != NULL ? run->islands.vram.chunks : 0;
+}
+
+static uint32_t held_of(const struct engine_run *run)
+{
+    return run->islands.cache != NULL ? run->islands.vram.chunks_held : 0;
+}
+
 bool engine_govern_turn(struct engine_govern *v, struct engine_run *run, uint64_t now_ns)
 {
-    struct tier_vram *vram = &run->islands.vram;
     const struct governor before = v->governor;
     struct governor_actions a;
     char why[sizeof v->why_slower];
     if (!v->active || !run->gpu || run->gpu_failed ||
         !take_readings(v, run, run->islands.device, now_ns))
         return false;
-    governor_update(&v->governor, &v->readings, vram->chunks, vram->chunks_held, now_ns, &a);
+    governor_update(&v->governor, &v->readings, chunks_of(run), held_of(run), now_ns, &a);
     log_changes(v, &before, &a);
     move_chunks(v, run, &a, now_ns);
-    governor_describe(&v->governor, vram->chunks, vram->chunks_held, why, sizeof why);
+    governor_describe(&v->governor, chunks_of(run), held_of(run), why, sizeof why);
     const bool changed = strcmp(why, v->why_slower) != 0 || a.pause != v->actions.pause || a.drop;
     memcpy(v->why_slower, why, sizeof why);
     v->actions = a;

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -724,6 +725,56 @@ static void test_worker_peer_welcome_comes_again_when_a_state_comes_back(void **
     close_all(&x);
 }
 
+static void expect_notice(struct fixture *x, enum proto_notice_action action, const char *text)
+{
+    struct proto_frame f;
+    struct proto_notice m;
+    struct err e = {0};
+    expect_frame(x, PROTO_NOTICE, 0, &f);
+    assert_int_equal(proto_decode_notice(&f, &m, &e), ERR_OK);
+    assert_int_equal(m.action, action);
+    assert_int_equal(m.text.size, strlen(text));
+    assert_memory_equal(m.text.data, text, m.text.size);
+}
+
+static void test_worker_peer_notice_is_sent_when_admission_should_pause(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    open_all(&x);
+    greet(&x);
+    worker_peer_send_notice(&x.set);
+    assert_false(taken(&x, &f)); /* nothing changed */
+    x.engine.facts.paused = true;
+    snprintf(x.engine.facts.pause_reason, sizeof x.engine.facts.pause_reason, "little memory");
+    worker_peer_send_notice(&x.set);
+    worker_peer_send_notice(&x.set);
+    expect_notice(&x, PROTO_NOTICE_PAUSE, "little memory");
+    assert_false(taken(&x, &f));
+    x.engine.facts.paused = false;
+    snprintf(x.engine.facts.pause_reason, sizeof x.engine.facts.pause_reason, "enough");
+    worker_peer_send_notice(&x.set);
+    expect_notice(&x, PROTO_NOTICE_RESUME, "enough");
+    assert_false(taken(&x, &f));
+    close_all(&x);
+}
+
+static void test_worker_peer_notice_reaches_one_that_comes_later(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct proto_frame f;
+    open_all(&x);
+    x.engine.facts.paused = true;
+    worker_peer_send_notice(&x.set); /* nobody said hello yet */
+    assert_false(taken(&x, &f));
+    greet(&x);
+    expect_notice(&x, PROTO_NOTICE_PAUSE, "");
+    assert_false(taken(&x, &f));
+    close_all(&x);
+}
+
 static void test_worker_peer_drain_is_answered_when_nothing_runs(void **state)
 {
     (void)state;
@@ -817,6 +868,8 @@ int main(void)
         cmocka_unit_test(test_worker_peer_status_names_only_the_own_requests),
         cmocka_unit_test(test_worker_peer_welcome_comes_again_when_it_changed),
         cmocka_unit_test(test_worker_peer_welcome_comes_again_when_a_state_comes_back),
+        cmocka_unit_test(test_worker_peer_notice_is_sent_when_admission_should_pause),
+        cmocka_unit_test(test_worker_peer_notice_reaches_one_that_comes_later),
         cmocka_unit_test(test_worker_peer_drain_is_answered_when_nothing_runs),
         cmocka_unit_test(test_worker_peer_too_many_connections_are_refused),
         cmocka_unit_test(test_worker_peer_no_memory_is_survived),
