@@ -1,10 +1,10 @@
 /* What becomes of readings of the GPU: how much of its memory all programs use, and how hot it is.
  * Pure: readings and the time in, actions out, with hysteresis; no I/O, no clock.
  *
- * Memory. Over `warn_percent` whole chunks of islands are given back, so many that use falls a point
- * below it, and the gateway admits nothing new until it rises no more. What still rises after that
- * has fewer sequences in a step. Over `critical_percent` with no island left, twice, the GPU is given
- * up. Once there has been room for a while, chunks are taken again.
+ * Memory. Over `warn_percent` whole chunks of islands are given back, so many that use falls a
+ * point below it, and the gateway admits nothing new until it rises no more. What still rises after
+ * that has fewer sequences in a step. Over `critical_percent` with no island left, twice, the GPU
+ * is given up. Once there has been room for a while, chunks are taken again.
  * Heat. Over `temp_high` a step has fewer sequences, until below `temp_low`.
  *
  * A reading that is missing or absurd changes nothing; when none came for GOVERNOR_FORGET_MS, what

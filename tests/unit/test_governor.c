@@ -1,4 +1,4 @@
-/* What follows from readings of the GPU: tables of readings, one a second, and what they lead to. */
+/* Readings of the GPU, one a second, and what they lead to. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
