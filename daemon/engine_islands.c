@@ -11,6 +11,10 @@ enum {
     IDLE_COPIES = 8
 };
 
+/* A copy takes the link from copies that somebody waits for: with a router without locality experts
+ * came and went for nothing, a third of a step's time. */
+static const float CAUTION = 0.5f;
+
 /* ---- start ---- */
 
 /* Bytes of the arrays, laid out in one block at `at`; NULL: only counts. */
@@ -57,7 +61,8 @@ static enum err_code start_cache(struct engine_islands *is, struct err *e)
                                        .n_used = is->n_used,
                                        .layer_bytes = is->vram.island_bytes,
                                        .arena_bytes = is->islands_bytes,
-                                       .unit_bytes = is->vram.chunks > 0 ? K_CHUNK_BYTES : 0},
+                                       .unit_bytes = is->vram.chunks > 0 ? K_CHUNK_BYTES : 0,
+                                       .caution = CAUTION},
         &is->cache, e);
 }
 

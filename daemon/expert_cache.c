@@ -47,6 +47,7 @@ struct size {
 
 struct expert_cache {
     uint32_t n_layer, n_expert;
+    float keep;     /* of the chance of what is reserved without a pin */
     uint32_t depth; /* reads under way before a pass waits for its own slots */
     struct layer *layers;
     struct size *sizes;     /* [classes of the arena] */
@@ -124,6 +125,7 @@ enum err_code expert_cache_new(const struct expert_cache_options *options,
             .bytes = bytes, .class = expert_arena_class_of(&c->arena, bytes), .weakest = NONE};
     }
     const uint64_t depth = options->arena_bytes / largest / DEPTH_SHARE;
+    c->keep = 1.0f / (1.0f + options->caution);
     c->depth = depth < 1 ? 1 : depth < MAX_DEPTH ? (uint32_t)depth : MAX_DEPTH;
     *ret = c;
     return ERR_OK;
@@ -391,7 +393,8 @@ static float worth_later(struct expert_cache *c, uint32_t layer, uint32_t expert
 {
     score(c, layer);
     const float odds = expert_policy_odds(&c->policy, layer)[expert];
-    return expert_policy_worth(&c->policy, c->n_layer, expert_policy_chance(&c->policy, odds));
+    const float chance = expert_policy_chance(&c->policy, odds);
+    return expert_policy_worth(&c->policy, c->n_layer, c->keep * chance);
 }
 
 bool expert_cache_reserve(struct expert_cache *c, uint32_t layer, uint32_t expert, bool pin_it,

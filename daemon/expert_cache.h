@@ -41,6 +41,8 @@ struct expert_cache_options {
                                   * EXPERT_CACHE_ALIGN; copied */
     uint64_t arena_bytes;        /* a multiple of EXPERT_CACHE_ALIGN */
     uint64_t unit_bytes;         /* so much of it at a time can be closed; 0: nothing is */
+    float caution; /* reserved without a pin: an expert's chance must be so much more, as a share,
+                    * than that of what goes; 0: any gain will do */
 };
 
 struct expert_cache_counts {

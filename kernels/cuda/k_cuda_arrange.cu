@@ -65,3 +65,88 @@ extern "C" enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stre
     }
     return ERR_OK;
 }
+
+/* ---- an expert ------------------------------------------------------------------------------- */
+
+struct place_part {
+    const uint8_t *from;
+    uint8_t *to;
+    uint64_t row_bytes, offset;
+    uint32_t n_tiles, tiles; /* of a stripe, and of it and the parts before it */
+    enum k_format format;
+};
+
+struct place_args {
+    struct place_part parts[3];
+    uint64_t *slot;
+};
+
+template <enum k_format F>
+static __device__ __forceinline__ void place_tile(const struct place_part &p, uint32_t tile)
+{
+    const uint32_t bytes = k_cuda_tile_bytes(F);
+    const uint32_t s = tile / p.n_tiles, b = tile % p.n_tiles;
+    const uint8_t *row0 = p.from + (uint64_t)s * K_CUDA_TILE_OUTPUTS * p.row_bytes +
+                          b * (bytes / K_CUDA_TILE_OUTPUTS);
+    uint32_t *to = (uint32_t *)(void *)(p.to + (uint64_t)tile * bytes);
+    for (uint32_t w = threadIdx.x; w < bytes / 4; w += THREADS)
+        to[w] = k_cuda_tile_word(F, row0, p.row_bytes, w);
+}
+
+/* A block a tile of any part. Whoever reads the weights waits for the whole of this kernel. */
+static __global__ void __launch_bounds__(THREADS) place_expert(const struct place_args a)
+{
+    const uint32_t i = blockIdx.x < a.parts[0].tiles ? 0 : blockIdx.x < a.parts[1].tiles ? 1 : 2;
+    const struct place_part p = i == 0 ? a.parts[0] : i == 1 ? a.parts[1] : a.parts[2];
+    const uint32_t before = i == 0 ? 0 : i == 1 ? a.parts[0].tiles : a.parts[1].tiles;
+    if (blockIdx.x == 0 && threadIdx.x < 3)
+        a.slot[threadIdx.x] = threadIdx.x == 0   ? a.parts[0].offset
+                              : threadIdx.x == 1 ? a.parts[1].offset
+                                                 : a.parts[2].offset;
+    if (blockIdx.x >= a.parts[2].tiles)
+        return;
+    switch (p.format) {
+    case K_Q8_0:
+        place_tile<K_Q8_0>(p, blockIdx.x - before);
+        break;
+    case K_Q4_0:
+        place_tile<K_Q4_0>(p, blockIdx.x - before);
+        break;
+    case K_Q4_K:
+        place_tile<K_Q4_K>(p, blockIdx.x - before);
+        break;
+    case K_Q5_K:
+        place_tile<K_Q5_K>(p, blockIdx.x - before);
+        break;
+    case K_Q6_K:
+        place_tile<K_Q6_K>(p, blockIdx.x - before);
+        break;
+    default:
+        break;
+    }
+}
+
+/* What is not arranged is copied, and has no tiles here. */
+extern "C" enum err_code k_cuda_place(const struct k_place *a, struct k_stream *s)
+{
+    struct place_args args;
+    uint32_t tiles = 0;
+    for (int i = 0; i < 3; i++) {
+        const struct k_arrange *from = &a->parts[i];
+        struct place_part *p = &args.parts[i];
+        p->from = (const uint8_t *)k_cuda_at(from->from);
+        p->to = (uint8_t *)k_cuda_at(from->to);
+        p->row_bytes = k_format_bytes(from->format, 1, from->n_in);
+        p->offset = from->to.offset;
+        p->n_tiles = from->n_in / K_CUDA_TILE_INPUTS;
+        p->format = from->format;
+        if (k_cuda_tile_arranged(from->format, from->n_out, from->n_in))
+            tiles += from->n_out / K_CUDA_TILE_OUTPUTS * p->n_tiles;
+        else if (k_cuda_arrange(from, s) != ERR_OK)
+            return ERR_DEVICE;
+        p->tiles = tiles;
+    }
+    args.slot = (uint64_t *)k_cuda_at(a->slot);
+    K_CUDA_LAUNCH(s, place_expert, dim3(tiles > 0 ? tiles : 1), THREADS, 0, args);
+    return ERR_OK;
+}

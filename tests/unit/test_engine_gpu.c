@@ -37,6 +37,8 @@ enum {
     REQUESTS = 4,
     PROMPT = 40,
     NEW = 12,
+    MANY = 100,
+    FEW = 6, /* tokens of each of many prompts and answers */
     DEVICE_ERROR = 46,
     LOST_ERROR = 700
 };
@@ -192,6 +194,58 @@ static void test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit(void **
     assert_int_equal(s->expert_hits_ram_total, 0);
     assert_int_equal(s->expert_misses_total, 0);
     assert_true(rig.answers[0].done.usage.hits_vram > 0);
+    engine_rig_stop(&rig);
+}
+
+/* Texts of their own, drawn where the logits are. Fills ret, or compares with it. */
+static void ask_hundred(uint32_t ret[MANY][FEW], bool keep)
+{
+    static uint32_t prompts[REQUESTS][FEW];
+    for (uint32_t first = 0; first < MANY; first += REQUESTS) {
+        for (uint32_t r = 0; r < REQUESTS; r++) {
+            for (uint32_t i = 0; i < FEW; i++)
+                prompts[r][i] = (7919 * (first + r) + 104729 * i + i * i) % 4000;
+            struct proto_run run = engine_rig_run(prompts[r], FEW);
+            run.max_new = FEW;
+            run.seed = first + r;
+            run.temperature = (first + r) % 3 == 0 ? 0.0f : 1.0f;
+            engine_rig_submit(&rig, &run);
+        }
+        engine_rig_finish(&rig);
+        for (uint32_t r = 0; r < REQUESTS; r++) {
+            const struct engine_rig_answer *a = &rig.answers[r];
+            if (a->failed)
+                fail_msg("request %u: %s", first + r, a->error.text);
+            assert_int_equal(a->n_tokens, FEW);
+            for (uint32_t i = 0; i < FEW; i++) {
+                if (keep)
+                    ret[first + r][i] = a->tokens[i].id;
+                assert_int_equal(a->tokens[i].id, ret[first + r][i]);
+            }
+        }
+        engine_rig_forget(&rig);
+    }
+}
+
+static void test_engine_gpu_a_hundred_requests_of_other_experts_all_succeed(void **state)
+{
+    static uint32_t ids[MANY][FEW];
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu = ENGINE_GPU_OFF;
+    engine_rig_start(&rig, &c);
+    ask_hundred(ids, true);
+    engine_rig_stop(&rig);
+    const uint64_t least = least_vram();
+    opener.options = (struct fake_gpu_options){.eager = true, .memory = 256 * MIB};
+    c = config_of(least + 2 * MIB, 20 * MIB); /* neither holds all experts */
+    engine_rig_start(&rig, &c);
+    ask_hundred(ids, false);
+    const struct proto_status *s = &snapshot()->status;
+    assert_int_equal(s->requests_done_total, MANY);
+    assert_int_equal(s->requests_failed_total, 0);
+    assert_true(s->experts_in_vram < s->experts_total && s->expert_copies_total > MANY);
+    assert_int_equal(snapshot()->degraded[0], '\0');
     engine_rig_stop(&rig);
 }
 
@@ -411,6 +465,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_engine_gpu_every_budget_gives_the_same_answers, reset),
         cmocka_unit_test_setup(test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit, reset),
+        cmocka_unit_test_setup(test_engine_gpu_a_hundred_requests_of_other_experts_all_succeed,
+                               reset),
         cmocka_unit_test_setup(test_engine_gpu_none_is_not_degraded, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_does_not_open_is_said, reset),
         cmocka_unit_test_setup(test_engine_gpu_too_little_memory_leaves_the_cpu, reset),
