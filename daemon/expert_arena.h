@@ -1,8 +1,8 @@
 /* The places of experts in one arena. Experts of one size are a class; the arena is cut into slabs,
  * each of which serves the experts of one class at a time, as many as it has room for. An empty
  * slab serves any class, so that places of one size become places of another without holes between
- * them. Offsets only: no memory is touched. Units of it can be closed: nothing is placed there until
- * they are opened. The expert cache's. */
+ * them. Offsets only: no memory is touched. Units of it can be closed: nothing is placed there
+ * until they are opened. The expert cache's. */
 #ifndef ISLET_EXPERT_ARENA_H
 #define ISLET_EXPERT_ARENA_H
 

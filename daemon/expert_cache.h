@@ -97,8 +97,8 @@ uint64_t expert_cache_place(const struct expert_cache *c, uint32_t layer, uint32
 /* Is there a place for an expert of the layer that nothing has to go for? */
 bool expert_cache_has_room(const struct expert_cache *c, uint32_t layer);
 /* Forgets what lies in one of the arena's units, the one that is used least, and puts nothing there
- * until it is opened. Gives its number; EXPERT_CACHE_NONE: each is closed or holds what is pinned or
- * LOADING. */
+ * until it is opened. Gives its number; EXPERT_CACHE_NONE: each is closed or holds what is pinned
+ * or LOADING. */
 uint32_t expert_cache_close(struct expert_cache *c);
 void expert_cache_open(struct expert_cache *c, uint32_t unit);
 /* Whole units of the arena. */

@@ -51,8 +51,8 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
                               struct err *e) __attribute__((warn_unused_result));
 void tier_vram_done(struct tier_vram *v); /* a cleared one is fine */
 
-/* Gives the memory of a chunk of islands back to the device, or gets it again: ERR_NOMEM, ERR_DEVICE.
- * Nothing that was begun uses it. */
+/* Gives the memory of a chunk of islands back to the device, or gets it again: ERR_NOMEM,
+ * ERR_DEVICE. Nothing that was begun uses it. */
 void tier_vram_give_back(struct tier_vram *v, uint32_t chunk);
 enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct err *e)
     __attribute__((warn_unused_result));
