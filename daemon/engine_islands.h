@@ -102,8 +102,8 @@ void engine_islands_end(struct engine_islands *is);   /* what computes was given
  * room: from one of them on, another one each time, until one is refused. */
 void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n);
 
-/* Between steps: begins to copy an expert that is READY in RAM, to stay. False: no island is free for
- * it, and none holds what is worth less. */
+/* Between steps: begins to copy an expert that is READY in RAM, to stay. False: no island is free
+ * for it, and none holds what is worth less. */
 bool engine_islands_bring(struct engine_islands *is, uint32_t layer, uint32_t expert);
 /* An island of the layer's size is free, or may be: nothing need be given up for it. */
 bool engine_islands_room(const struct engine_islands *is, uint32_t layer);

@@ -350,6 +350,43 @@ static void test_expert_cache_pinned_and_loading_experts_stay(void **state)
     done(&r);
 }
 
+static void test_expert_cache_forgets_what_is_there_and_not_pinned(void **state)
+{
+    (void)state;
+    static const uint64_t size = 1;
+    struct rig r;
+    uint64_t place;
+    start(&r, 2, 4, 1, &size, 1, 3 * PAGE);
+    struct expert_cache *c = r.cache;
+    expert_cache_layer(c, 0, 1);
+    assert_true(expert_cache_forget(c, 0, 0)); /* ABSENT */
+    for (uint32_t i = 0; i < 3; i++)
+        assert_true(expert_cache_reserve(c, 0, i, i == 0, &place));
+    assert_false(expert_cache_forget(c, 0, 1)); /* LOADING */
+    for (uint32_t i = 0; i < 3; i++)
+        expert_cache_arrived(c, 0, i);
+    assert_false(expert_cache_forget(c, 0, 0)); /* pinned */
+    assert_true(expert_cache_forget(c, 0, 1));
+    assert_int_equal(expert_cache_state(c, 0, 1), EXPERT_CACHE_ABSENT);
+    struct expert_cache_counts counts = expert_cache_count(c);
+    assert_int_equal(counts.resident, 2);
+    assert_int_equal(counts.evictions, 0);
+    assert_int_equal(counts.used_bytes, 2 * PAGE);
+    /* Its place is free, and whatever was the weakest is not taken for there. */
+    assert_true(expert_cache_reserve(c, 1, 0, true, &place));
+    expert_cache_arrived(c, 1, 0);
+    assert_int_equal(expert_cache_count(c).evictions, 0);
+    assert_true(expert_cache_reserve(c, 1, 1, true, &place)); /* in place of (0, 2) */
+    assert_int_equal(expert_cache_state(c, 0, 2), EXPERT_CACHE_ABSENT);
+    assert_int_equal(expert_cache_count(c).evictions, 1);
+    expert_cache_arrived(c, 1, 1);
+    expert_cache_unpin(c, 0, 0);
+    assert_true(expert_cache_forget(c, 0, 0));
+    assert_int_equal(expert_cache_resident(c, 0), 0);
+    assert_int_equal(expert_cache_resident(c, 1), 2);
+    done(&r);
+}
+
 static void test_expert_cache_a_failed_read_gives_its_bytes_back(void **state)
 {
     (void)state;
@@ -528,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_expert_cache_closed_units_hold_nothing_until_they_open),
         cmocka_unit_test(test_expert_cache_closes_the_unit_that_is_used_least),
         cmocka_unit_test(test_expert_cache_pinned_and_loading_experts_stay),
+        cmocka_unit_test(test_expert_cache_forgets_what_is_there_and_not_pinned),
         cmocka_unit_test(test_expert_cache_a_failed_read_gives_its_bytes_back),
         cmocka_unit_test(test_expert_cache_a_read_ahead_takes_only_what_is_worth_less),
         cmocka_unit_test(test_expert_cache_the_same_calls_give_the_same_places),
