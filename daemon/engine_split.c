@@ -37,7 +37,7 @@ uint32_t engine_split_plan(const struct engine_split_rates *rates,
         double gpu = resident + compute * copied;
         if (copied > 0 && gpu < link + compute)
             gpu = link + compute;
-        const double here = i == 0 ? 0 : cpu + rates->sync_ns;
+        const double here = rates->copy_ns * copied + (i == 0 ? 0 : cpu + rates->sync_ns);
         const double all = gpu > here ? gpu : here;
         if (i == 0 || all < best) {
             best = all;
@@ -53,4 +53,12 @@ void engine_split_learn(double *rate, uint64_t bytes, uint64_t ns)
         return;
     const double now = 1e9 * (double)bytes / (double)ns;
     *rate = *rate > 0 ? 0.9 * *rate + 0.1 * now : now;
+}
+
+void engine_split_learn_ns(double *time, uint32_t n, uint64_t ns)
+{
+    if (n == 0)
+        return;
+    const double now = (double)ns / n;
+    *time = *time > 0 ? 0.9 * *time + 0.1 * now : now;
 }

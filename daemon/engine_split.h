@@ -6,13 +6,14 @@
 
 #include <stdint.h>
 
-/* Bytes a second but for sync_ns. */
+/* Bytes a second but for what ends in _ns. */
 struct engine_split_rates {
     double link;    /* copies to the GPU */
     double cpu;     /* weights that the CPU computes with for one row */
     double cpu_row; /* weights times rows that the CPU computes: its bound with many rows */
     double gpu;     /* weights that the GPU computes with */
     double sync_ns; /* what a layer loses when the CPU takes part at all */
+    double copy_ns; /* that the CPU takes to begin a copy, and does not compute meanwhile */
 };
 
 struct engine_split_layer {
@@ -33,5 +34,7 @@ uint32_t engine_split_plan(const struct engine_split_rates *rates,
 
 /* Takes a measurement into account: `bytes` (times rows for cpu_row) took `ns`. */
 void engine_split_learn(double *rate, uint64_t bytes, uint64_t ns);
+/* The same for a time: `n` of something took `ns`. */
+void engine_split_learn_ns(double *time, uint32_t n, uint64_t ns);
 
 #endif

@@ -122,11 +122,11 @@ struct split {
 };
 
 static const struct split splits[] = {
-    {"all experts on the CPU", 0, {1e3, 1e15, 1e15, 1e15, 0}, false},
-    {"all experts copied when they are needed", 0, {1e15, 1e3, 1e3, 1e15, 0}, true},
-    {"half of them in islands, the others on the CPU", 4, {1e3, 1e15, 1e15, 1e15, 0}, false},
-    {"half of them in islands, the others on both", 4, {1e9, 1e9, 3e9, 1e12, 0}, false},
-    {"all experts in islands", 8, {1e9, 1e9, 3e9, 1e12, 0}, false}};
+    {"all experts on the CPU", 0, {1e3, 1e15, 1e15, 1e15, 0, 0}, false},
+    {"all experts copied when they are needed", 0, {1e15, 1e3, 1e3, 1e15, 0, 0}, true},
+    {"half of them in islands, the others on the CPU", 4, {1e3, 1e15, 1e15, 1e15, 0, 0}, false},
+    {"half of them in islands, the others on both", 4, {1e9, 1e9, 3e9, 1e12, 0, 0}, false},
+    {"all experts in islands", 8, {1e9, 1e9, 3e9, 1e12, 0, 0}, false}};
 
 static uint64_t all_islands(const char *path)
 {

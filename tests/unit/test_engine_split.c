@@ -34,6 +34,7 @@ static double time_of(const struct engine_split_rates *r, const struct engine_sp
     const double compute = 1e9 * (double)l->expert_bytes / r->gpu;
     const double link = 1e9 * (double)l->expert_bytes / r->link * copied;
     double gpu = compute * (l->n_resident + copied), cpu = copied < l->n ? r->sync_ns : 0;
+    cpu += r->copy_ns * copied;
     if (copied > 0 && gpu < link + compute)
         gpu = link + compute;
     for (uint32_t i = copied; i < l->n; i++)
@@ -58,6 +59,7 @@ static void test_engine_split_is_the_best_of_all_splits(void **state)
         r.link = 1e9 * (double)(1 + rng_draw(11, draws++) % 60);
         r.cpu = 1e9 * (double)(1 + rng_draw(11, draws++) % 100);
         r.cpu_row = 2 * r.cpu;
+        r.copy_ns = 1e3 * (double)(rng_draw(11, draws++) % 60);
         const uint32_t copied = engine_split_plan(&r, &l, order);
         assert_true(copied <= n);
         for (uint32_t i = 1; i < n; i++)
