@@ -174,30 +174,26 @@ enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct e
     return code;
 }
 
-static void over_link(struct tier_vram *v, struct k_span to, const uint8_t *from, uint64_t bytes,
-                      bool pinned)
+/* One slice over the link and into the device's order. */
+static void copy_slice(struct tier_vram *v, uint32_t layer, int slice, const uint8_t *from,
+                       bool pinned, uint64_t staging, uint64_t place)
 {
+    const struct gguf_tensor *t = tensor_of(v->model, layer, slice);
+    const uint64_t bytes = shape_slice_bytes(t, &v->model->shape);
+    const bool arranges = v->ops->arrange != NULL;
+    const struct k_span to = {v->memory, arranges ? staging : place};
     if (pinned)
         v->ops->fetch(v->copies, to, from, bytes);
     else
         v->ops->upload(v->copies, to, from, bytes);
-}
-
-/* From the staging area into the device's order and its table. */
-static void arrange(struct tier_vram *v, const struct k_place *a)
-{
-    enum err_code code = ERR_OK;
-    if (v->ops->place != NULL) {
-        code = v->ops->place(a, v->copies);
-    } else {
-        uint64_t slots[TIER_VRAM_SLICES];
-        for (int i = 0; i < TIER_VRAM_SLICES; i++) {
-            slots[i] = a->parts[i].to.offset;
-            if (code == ERR_OK && v->ops->arrange != NULL)
-                code = v->ops->arrange(&a->parts[i], v->copies);
-        }
-        v->ops->upload(v->copies, a->slot, slots, sizeof(slots));
-    }
+    if (!arranges)
+        return;
+    const enum err_code code = v->ops->arrange(&(struct k_arrange){.from = to,
+                                                                   .to = {v->memory, place},
+                                                                   .format = (enum k_format)t->type,
+                                                                   .n_in = (uint32_t)t->dims[0],
+                                                                   .n_out = (uint32_t)t->dims[1]},
+                                               v->copies);
     assert(code == ERR_OK || code == ERR_DEVICE); /* a wait tells of the latter */
     (void)code;
 }
@@ -206,24 +202,18 @@ void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                     const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place)
 {
     const bool timed = v->begun % TIMED_EVERY == 0 && v->timed_bytes == 0;
-    const bool staged = v->ops->arrange != NULL;
-    const struct k_span table = v->layers[layer].slots;
-    struct k_place to = {.slot = {table.buffer, table.offset + (uint64_t)expert * SLOT_BYTES}};
-    uint64_t at = 0;
+    uint64_t slots[TIER_VRAM_SLICES], at = 0;
     if (timed)
         v->ops->event_record(v->from, v->copies);
     for (int i = 0; i < TIER_VRAM_SLICES; i++) {
-        const struct gguf_tensor *t = tensor_of(v->model, layer, i);
-        const uint64_t bytes = shape_slice_bytes(t, &v->model->shape);
-        to.parts[i] = (struct k_arrange){.from = {v->memory, v->staging + at},
-                                         .to = {v->memory, place + at},
-                                         .format = (enum k_format)t->type,
-                                         .n_in = (uint32_t)t->dims[0],
-                                         .n_out = (uint32_t)t->dims[1]};
-        over_link(v, staged ? to.parts[i].from : to.parts[i].to, slices[i], bytes, pinned);
-        at += aligned(bytes, ALIGN);
+        slots[i] = place + at;
+        copy_slice(v, layer, i, slices[i], pinned, v->staging + at, slots[i]);
+        at += aligned(shape_slice_bytes(tensor_of(v->model, layer, i), &v->model->shape), ALIGN);
     }
-    arrange(v, &to);
+    const struct k_span table = v->layers[layer].slots;
+    v->ops->upload(v->copies,
+                   (struct k_span){table.buffer, table.offset + (uint64_t)expert * SLOT_BYTES},
+                   slots, sizeof(slots));
     v->ops->event_record(v->copied, v->copies);
     v->begun++;
     if (!timed)

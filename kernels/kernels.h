@@ -280,13 +280,6 @@ struct k_arrange {
     uint32_t n_out, n_in;
 };
 
-/* Arranges an expert's gate, up and down slices, then tells the expert's entry of k_experts.slots
- * their places. Its arena is the buffer of all three `to`. */
-struct k_place {
-    struct k_arrange parts[3];
-    struct k_span slot;
-};
-
 /* Sets a row's fault if any of its n values is not finite (A20). */
 struct k_check {
     struct k_rows rows;
@@ -386,8 +379,7 @@ struct k_ops {
     enum err_code (*gather)(const struct k_gather *a, struct k_stream *s);
     enum err_code (*check)(const struct k_check *a, struct k_stream *s);
     enum err_code (*arrange)(const struct k_arrange *a,
-                             struct k_stream *s);                        /* NULL: file's order */
-    enum err_code (*place)(const struct k_place *a, struct k_stream *s); /* NULL: step by step */
+                             struct k_stream *s); /* NULL: file's order */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
      * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: enter,
      * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at a

@@ -212,7 +212,6 @@ enum err_code k_cuda_moe_sum(const struct k_moe_sum *a, struct k_stream *s);
 enum err_code k_cuda_gather(const struct k_gather *a, struct k_stream *s);
 enum err_code k_cuda_check(const struct k_check *a, struct k_stream *s);
 enum err_code k_cuda_pick(const struct k_pick *a, struct k_stream *s);
-enum err_code k_cuda_place(const struct k_place *a, struct k_stream *s);
 enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s);
 enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *s);
 enum err_code k_cuda_heads(const struct k_heads *a, struct k_stream *s);

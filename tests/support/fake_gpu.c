@@ -635,19 +635,6 @@ static void upload(struct k_stream *stream, struct k_span to, const void *from, 
     (void)pushed(stream);
 }
 
-static enum err_code place(const struct k_place *a, struct k_stream *stream)
-{
-    uint64_t slots[3];
-    enum err_code code = ERR_OK;
-    for (int i = 0; i < 3 && code == ERR_OK; i++) {
-        slots[i] = a->parts[i].to.offset;
-        code = arrange(&a->parts[i], stream);
-    }
-    if (code == ERR_OK)
-        upload(stream, a->slot, slots, sizeof(slots));
-    return code;
-}
-
 static void fetch(struct k_stream *stream, struct k_span to, const void *from, size_t n)
 {
     if (!is_pinned(stream_of(stream)->gpu, from, n))
@@ -907,7 +894,6 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .gather = gather,
                                           .check = check,
                                           .arrange = options->no_arrange ? NULL : arrange,
-                                          .place = options->no_arrange ? NULL : place,
                                           .enter = enter,
                                           .heads = heads,
                                           .attend = attend,
