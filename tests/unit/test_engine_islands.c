@@ -25,9 +25,9 @@ enum {
 static float *expected; /* [STEPS][ROWS][n_vocab] of the CPU alone */
 
 /* Rates under which an expert is copied or computed by the CPU, whatever its rows. */
-static const struct engine_split_rates copies = {1e15, 1e3, 1e3, 1e15, 0},
-                                       computes = {1e3, 1e15, 1e15, 1e15, 0},
-                                       mixes = {1e9, 1e9, 3e9, 1e12, 0};
+static const struct engine_split_rates copies = {1e15, 1e3, 1e3, 1e15, 0, 0},
+                                       computes = {1e3, 1e15, 1e15, 1e15, 0, 0},
+                                       mixes = {1e9, 1e9, 3e9, 1e12, 0, 0};
 
 static void must(enum err_code code, const struct err *e)
 {
