@@ -7,7 +7,7 @@
 #define NONE EXPERT_ARENA_NONE
 
 enum {
-    LEAST_SLABS = 8,  /* for each class, so that they can share the arena */
+    LEAST_SLABS = 5,  /* for each class, so that they can share the arena */
     MOST_LARGEST = 64 /* experts of the largest class in a slab */
 };
 
