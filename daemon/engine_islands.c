@@ -130,15 +130,19 @@ void engine_islands_done(struct engine_islands *is)
 
 /* ---- copies ---- */
 
-/* The first copies, up to number `until` of all, are done. */
+/* The first copies, up to number `until` of all, are done. Where RAM cannot hold all experts, what has
+ * an island gives its slot to another one. */
 static void land(struct engine_islands *is, uint64_t until)
 {
+    struct engine_experts *x = is->experts;
     uint32_t n = 0;
     for (; n < is->n_flights && is->landed + n < until; n++) {
         const struct engine_islands_flight *f = &is->flights[n];
-        expert_cache_unpin(is->experts->cache, f->layer, f->expert);
+        expert_cache_unpin(x->cache, f->layer, f->expert);
         if (f->stays)
             expert_cache_arrived(is->cache, f->layer, f->expert);
+        if (f->stays && !x->all_fit)
+            (void)expert_cache_forget(x->cache, f->layer, f->expert); /* unless it is in use */
         is->n_background -= f->background;
     }
     is->landed += n;
