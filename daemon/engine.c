@@ -13,6 +13,7 @@
 #include "engine_govern.h"
 #include "engine_plan.h"
 #include "engine_run.h"
+#include "engine_status.h"
 #include "fault.h"
 #include "log.h"
 
@@ -88,74 +89,6 @@ static void read_resident(struct engine *g, uint64_t now)
         g->run.count.resident_bytes = resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static void describe_job(struct engine_snapshot *s, const struct engine_job *job, uint64_t now,
-                         struct proto_sequence what)
-{
-    if (s->status.n_sequences == ENGINE_MAX_LISTED)
-        return;
-    const uint16_t i = s->status.n_sequences++;
-    what.request_id = job->request.handle;
-    what.prompt = job->request.run.n_prompt;
-    what.age_ms = now > job->submitted_ns ? (now - job->submitted_ns) / 1000000u : 0;
-    memcpy(s->clients[i], job->request.client, sizeof(s->clients[i]));
-    s->sequences[i] = what;
-}
-
-static void describe_sequences(struct engine *g, struct engine_snapshot *s, uint64_t now)
-{
-    s->status.n_sequences = 0;
-    s->status.sequences_running = s->status.sequences_waiting = 0;
-    for (uint32_t i = 0; i < g->run.n_slots; i++) {
-        const struct engine_slot *slot = &g->run.slots[i];
-        if (slot->job == NULL)
-            continue;
-        const bool decodes = slot->n_tokens > slot->n_given;
-        const enum proto_sequence_state state = !slot->paged ? PROTO_SEQUENCE_WAITING
-                                                : decodes    ? PROTO_SEQUENCE_DECODE
-                                                             : PROTO_SEQUENCE_PREFILL;
-        *(slot->paged ? &s->status.sequences_running : &s->status.sequences_waiting) += 1;
-        const uint32_t n_prompt = slot->job->request.run.n_prompt;
-        describe_job(s, slot->job, now,
-                     (struct proto_sequence){
-                         .state = (uint8_t)state,
-                         .prefilled = slot->kv.computed < n_prompt ? slot->kv.computed : n_prompt,
-                         .generated = slot->n_tokens - n_prompt,
-                         .kv_pages = slot->kv.n_pages});
-    }
-    list_each(it, &g->run.waiting) {
-        s->status.sequences_waiting++;
-        describe_job(s, list_entry(it, struct engine_job, waiting), now,
-                     (struct proto_sequence){.state = PROTO_SEQUENCE_WAITING});
-    }
-}
-
-static void describe_tiers(const struct engine_experts *x, struct proto_status *c)
-{
-    const struct expert_cache_counts cache = expert_cache_count(x->cache);
-    const struct tier_ssd_counts ssd = tier_ssd_count(x->ssd);
-    c->ram_slots_used_bytes = cache.used_bytes;
-    c->ram_locked = x->ram.locked;
-    c->experts_resident = cache.resident;
-    c->expert_evictions_total = cache.evictions;
-    c->ssd_bytes_total = ssd.bytes;
-    c->ssd_reads_total = ssd.reads;
-    c->ssd_errors_total = ssd.failures;
-    c->ssd_wait_us_total = ssd.wait_ns / 1000;
-}
-
-static void describe_gpu(const struct engine_run *run, struct proto_status *c)
-{
-    struct expert_cache_counts islands = {.resident = 0};
-    if (run->gpu && run->islands.cache != NULL)
-        islands = expert_cache_count(run->islands.cache);
-    c->vram_islands_used_bytes = islands.used_bytes;
-    c->experts_in_vram = islands.resident;
-    c->expert_copies_total = run->islands.counts.copies;
-    c->expert_copy_bytes_total = run->islands.counts.copied_bytes;
-    c->cpu_experts_us_total = run->hybrid.cpu_ns / 1000;
-    c->gpu_wait_us_total = run->hybrid.gpu_wait_ns / 1000;
-}
-
 static void take_snapshot(struct engine *g)
 {
     const uint64_t now = ticks_ns(g->config.ticks);
@@ -163,18 +96,14 @@ static void take_snapshot(struct engine *g)
     read_resident(g, now);
     c->version = PROTO_STATUS_VERSION;
     c->uptime_ms = (now - g->started_ns) / 1000000u;
-    c->kv_pages_cached = g->run.prefix.n_cached;
-    if (g->run.experts != NULL)
-        describe_tiers(g->run.experts, c);
-    describe_gpu(&g->run, c);
+    engine_status_count(&g->run);
     engine_govern_count(&g->govern, &g->run, c);
-    c->kv_pages_used = g->run.pages.n - g->run.pages.n_free - g->run.prefix.n_cached;
     pthread_mutex_lock(&g->lock);
     struct engine_snapshot *s = &g->snapshot;
     s->taken_ns = now;
     s->status = *c;
     s->status.state = (uint8_t)g->facts.state;
-    describe_sequences(g, s, now);
+    engine_status_sequences(&g->run, now, s);
     pthread_mutex_unlock(&g->lock);
 }
 
