@@ -55,7 +55,8 @@ static struct k_act take_act(struct engine_forward *f, uint32_t rows, uint32_t n
 }
 
 /* What a step is told, one behind the other, so that it is uploaded as one; then its faults and the
- * tokens drawn, which are uploaded with it, cleared, and downloaded as one. The host has the same bytes (host_inputs). */
+ * tokens drawn, which are uploaded with it, cleared, and downloaded as one. The host has the same
+ * bytes (host_inputs). */
 static void place_inputs(struct engine_forward *f)
 {
     const uint64_t rows = f->sizes.max_rows * 4ull, logits = f->sizes.max_logits * 4ull;

@@ -1,5 +1,5 @@
-/* What lies between a step's matrix products: as one operation where the device has it, otherwise one
- * after the other, with the same bits. */
+/* What lies between a step's matrix products: as one operation where the device has it, otherwise
+ * one after the other, with the same bits. */
 #ifndef ISLET_ENGINE_FUSED_H
 #define ISLET_ENGINE_FUSED_H
 

@@ -52,8 +52,8 @@ enum err_code engine_hybrid_start(struct engine_hybrid *h,
 void engine_hybrid_done(struct engine_hybrid *h); /* a cleared one is fine */
 
 void engine_hybrid_step(struct engine_hybrid *h, uint32_t n_rows);
-/* Where the rows that the experts read go, float [n_rows][n_embd]; lent. NULL: not yet, they are many
- * and probably not needed. */
+/* Where the rows that the experts read go, float [n_rows][n_embd]; lent. NULL: not yet, they are
+ * many and probably not needed. */
 float *engine_hybrid_layer(struct engine_hybrid *h);
 /* Where they go when a recorded step sends them, all that a record has room for. */
 float *engine_hybrid_recorded(const struct engine_hybrid *h);

@@ -130,8 +130,8 @@ void engine_islands_done(struct engine_islands *is)
 
 /* ---- copies ---- */
 
-/* The first copies, up to number `until` of all, are done. Where RAM cannot hold all experts, what has
- * an island gives its slot to another one. */
+/* The first copies, up to number `until` of all, are done. Where RAM cannot hold all experts, what
+ * has an island gives its slot to another one. */
 static void land(struct engine_islands *is, uint64_t until)
 {
     struct engine_experts *x = is->experts;

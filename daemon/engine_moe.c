@@ -65,10 +65,10 @@ static enum err_code compute(struct engine_forward *f, const struct k_experts *w
     return code;
 }
 
-/* What the next layer would choose for the residual as it is now, before this layer's experts, while
- * the reads of this layer are under way. Only the better half of the ranks is read for: of the
- * experts that were missing, 93 % of a quarter of the ranks were chosen then, 82 % of half of them,
- * 59 % of all (m89 at 2.73 GiB). */
+/* What the next layer would choose for the residual as it is now, before this layer's experts,
+ * while the reads of this layer are under way. Only the better half of the ranks is read for: of
+ * the experts that were missing, 93 % of a quarter of the ranks were chosen then, 82 % of half of
+ * them, 59 % of all (m89 at 2.73 GiB). */
 static enum err_code guess_next(struct engine_forward *f, uint32_t layer)
 {
     const struct model_shape *shape = &f->model->shape;
@@ -227,8 +227,8 @@ void engine_moe_unseen(struct engine_forward *f, uint32_t layer)
     engine_islands_hit(f->islands, f->n_rows);
 }
 
-/* Groups that are copied to the GPU and computed there, some at a time: while some are computed, the
- * next ones are under way. */
+/* Groups that are copied to the GPU and computed there, some at a time: while some are computed,
+ * the next ones are under way. */
 static enum err_code compute_copied(struct engine_forward *f, uint32_t layer,
                                     const uint32_t *selected, uint32_t n)
 {

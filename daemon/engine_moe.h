@@ -14,8 +14,8 @@ enum err_code engine_moe_compute(struct engine_forward *f, uint32_t layer)
 /* Of a layer all of whose experts are in islands: only the device's part, or the host's. */
 enum err_code engine_moe_in_vram(struct engine_forward *f, uint32_t layer)
     __attribute__((warn_unused_result));
-/* Where the host's memory is pinned, the device can tell it the layer's groups and rows unasked, and
- * read from it which groups' experts are in islands (f->host_resident), to compute these. */
+/* Where the host's memory is pinned, the device can tell it the layer's groups and rows unasked,
+ * and read from it which groups' experts are in islands (f->host_resident), to compute these. */
 bool engine_moe_may_tell(const struct engine_forward *f);
 void engine_moe_tell(struct engine_forward *f);
 enum err_code engine_moe_resident(struct engine_forward *f, uint32_t layer)

@@ -25,8 +25,8 @@ void sample_done(struct sample *s);
 enum err_code sample_pick(struct sample *s, const float *logits, const struct proto_run *run,
                           const uint32_t *tokens, uint32_t n, uint32_t index, uint32_t *ret,
                           struct err *e) __attribute__((warn_unused_result));
-/* Neither filters nor changes the logits, nor are log-probabilities wanted: the logits themselves and
- * a random number give the token. */
+/* Neither filters nor changes the logits, nor are log-probabilities wanted: the logits themselves
+ * and a random number give the token. */
 bool sample_plain(const struct proto_run *run);
 /* Log-probability of ret->id and the n_top best, of the raw logits. */
 void sample_logprobs(const float *logits, uint32_t n_vocab, uint8_t n_top, struct proto_token *ret);

@@ -288,8 +288,8 @@ struct k_check {
 };
 
 /* What a step does between two matrix products, as one: the sum of the experts' `out` by `weights`
- * (k_moe_sum), or without weights `out` itself (k_add), onto x, or without `out` nothing; the norm of
- * x into act.f32 (k_norm, one group of act.n); act's forms (k_quantise). */
+ * (k_moe_sum), or without weights `out` itself (k_add), onto x, or without `out` nothing; the norm
+ * of x into act.f32 (k_norm, one group of act.n); act's forms (k_quantise). */
 struct k_enter {
     struct k_rows rows;
     struct k_span x, out, weights, norm;

@@ -1,6 +1,6 @@
 /* What lies between a step's matrix products, as one kernel each: in a decode step an operation on
- * rows lasts as long as its launch and its loads, so that fewer of them is all that helps. Each lets
- * the next kernel come at once: a product's blocks ask for their weights meanwhile. */
+ * rows lasts as long as its launch and its loads, so that fewer of them is all that helps. Each
+ * lets the next kernel come at once: a product's blocks ask for their weights meanwhile. */
 #include "k_cuda.cuh"
 #include "k_cuda_kv.cuh"
 #include "k_cuda_norm.cuh"

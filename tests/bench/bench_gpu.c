@@ -1,5 +1,5 @@
-/* bench_gpu MODEL.gguf [--vram GiB,GiB...] [--ram GiB] [--rows 1,8] [--prefill ROWS,...] [--tokens N]
- *                      [--threads N] [--router NAME] [--peer CLASS] [--json FILE] [--fake]
+/* bench_gpu MODEL.gguf [--vram GiB,GiB...] [--ram GiB] [--rows 1,8] [--prefill ROWS,...]
+ *           [--tokens N] [--threads N] [--router NAME] [--peer CLASS] [--json FILE] [--fake]
  * Tokens a second of the engine with a GPU beside the CPU, at each budget of VRAM (0: auto; -1: the
  * CPU alone), prompts and answers apart; answers are drawn at temperature 1, so that random weights
  * do not run in circles. One line a phase; --json adds an object a line to a file:
@@ -7,10 +7,10 @@
  *                    copy inside VRAM reads and writes
  *   share_of_limit   the time in which the tiers could have given a step's weights, all at once and
  *                    each at its measured rate, over the step's time
- *   peer_tok_s       llama.cpp's rate as once recorded on an H200 (tests/bench/RESULTS.md); ratio: ours
- *                    over it. --peer: resident, 12gib, cpu or none
- * --fake: the stand-in of the unit tests, to try the program. Fails on a value that is not finite, and
- * where the GPU is not used. */
+ *   peer_tok_s       llama.cpp's rate as once recorded on an H200 (tests/bench/RESULTS.md); ratio:
+ *                    ours over it. --peer: resident, 12gib, cpu or none
+ * --fake: the stand-in of the unit tests, to try the program. Fails on a value that is not finite,
+ * and where the GPU is not used. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
