@@ -325,8 +325,11 @@ bool engine_commands_turn(struct engine_commands *c, const struct engine_command
 
 void engine_commands_leave(struct engine_commands *c)
 {
-    for (uint32_t i = 0; i < c->n_active; i++)
-        c->active[i]->begun = false;
+    while (c->n_active > 0) { /* the first comes to stand before all */
+        struct engine_command *m = c->active[--c->n_active];
+        m->begun = false;
+        list_prepend(&c->waiting, &m->link);
+    }
 }
 
 void engine_commands_refuse(struct engine_commands *c, const struct err *cause)

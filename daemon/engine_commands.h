@@ -80,7 +80,7 @@ void engine_commands_take(struct engine_commands *c);
  * done for now. *ret_code: ERR_DEVICE: the GPU failed. */
 bool engine_commands_turn(struct engine_commands *c, const struct engine_commands_tiers *tiers,
                           bool idle, enum err_code *ret_code);
-/* The tiers go, and what was begun in them is lost: begun again in the next ones. */
+/* The tiers go, and what was begun in them is lost: it waits again, first, for the next ones. */
 void engine_commands_leave(struct engine_commands *c);
 /* Ends all but those that are under way with the error. */
 void engine_commands_refuse(struct engine_commands *c, const struct err *cause);

@@ -475,6 +475,47 @@ static void test_engine_commands_refused_ones_end_what_is_under_way_goes_on(void
     rig_close();
 }
 
+/* A model that went and does not come again: nobody waits for ever. */
+static void test_engine_commands_under_way_when_the_tiers_go_can_be_refused(void **state)
+{
+    (void)state;
+    const struct err cause = {.code = ERR_BUSY, .text = "the model is not loaded"};
+    rig_open(0, 0);
+    for (uint32_t i = 0; i < 10; i++)
+        (void)load(i);
+    assert_true(turn(false));
+    assert_int_equal(r.n_ended, 0);
+    engine_commands_leave(&r.c);
+    engine_commands_refuse(&r.c, &cause);
+    (void)turn(false);
+    assert_int_equal(r.n_ended, 10);
+    for (uint32_t i = 0; i < 10; i++) {
+        assert_int_equal(r.ended[i]->expert.expert_id, i);
+        assert_int_equal(r.ended[i]->error.code, ERR_BUSY);
+    }
+    rig_close();
+}
+
+static void test_engine_commands_under_way_when_the_tiers_go_are_begun_again_in_order(void **state)
+{
+    (void)state;
+    rig_open(0, 0);
+    const struct engine_command *m[] = {load(9), unload(9), load(9), unload(9)};
+    (void)load(3);
+    assert_true(turn(false));
+    engine_commands_leave(&r.c);
+    rest();
+    assert_int_equal(r.n_ended, 5);
+    for (uint32_t i = 0, k = 0; i < 5; i++) {
+        assert_int_equal(r.ended[i]->error.code, ERR_OK);
+        if (r.ended[i]->expert.expert_id == 9)
+            assert_ptr_equal(r.ended[i], m[k++]);
+    }
+    assert_int_equal(state_of(9), EXPERT_CACHE_ABSENT);
+    assert_int_equal(state_of(3), EXPERT_CACHE_READY);
+    rig_close();
+}
+
 static void test_engine_commands_that_are_never_taken_back_are_freed(void **state)
 {
     (void)state;
@@ -565,6 +606,8 @@ int main(void)
         cmocka_unit_test(test_engine_commands_refuse_more_than_their_most),
         cmocka_unit_test(test_engine_commands_cancelled_ones_end_the_others_go_on),
         cmocka_unit_test(test_engine_commands_refused_ones_end_what_is_under_way_goes_on),
+        cmocka_unit_test(test_engine_commands_under_way_when_the_tiers_go_can_be_refused),
+        cmocka_unit_test(test_engine_commands_under_way_when_the_tiers_go_are_begun_again_in_order),
         cmocka_unit_test(test_engine_commands_that_are_never_taken_back_are_freed),
         cmocka_unit_test(test_engine_commands_load_goes_to_vram_and_unload_takes_it_from_both),
         cmocka_unit_test(test_engine_commands_bits_do_not_depend_on_what_was_brought),
