@@ -304,7 +304,7 @@ $(B)/fuzz/%: $(O)/tests/fuzz/fuzz_%.o $(AR_ours)
 .PHONY: fuzz-run
 
 # ---- benches ----------------------------------------------------------------------------------------------------
-bench: bench-kernels bench-decode bench-gateway bench-serve ## every figure of tests/bench/RESULTS.md
+bench: bench-kernels bench-decode bench-gateway bench-serve ## the figures of tests/bench/RESULTS.md that need neither a large model nor a GPU
 bench-kernels: $(B)/bin/bench_kernels ## GB/s of weights, by format, level, rows and threads
 	@mkdir -p $(B)/bench && $<
 M16 := build/models/m16.gguf
