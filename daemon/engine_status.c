@@ -78,5 +78,7 @@ void engine_status_count(struct engine_run *run)
     c->kv_pages_used = run->pages.n - run->pages.n_free - run->prefix.n_cached;
     if (run->experts != NULL)
         describe_tiers(run->experts, c);
+    else /* the model went: what counts stays, what is there does not */
+        c->ram_slots_used_bytes = c->ram_locked = c->experts_resident = 0;
     describe_gpu(run, c);
 }

@@ -364,6 +364,54 @@ static void test_engine_gpu_failing_beside_commands_answers_all(void **state)
     }
 }
 
+/* What the GPU leaves has no room in RAM: nobody waits for a model that does not come. */
+static void test_engine_gpu_fails_and_the_cpu_has_no_room_all_are_answered(void **state)
+{
+    (void)state;
+    struct engine_facts facts;
+    struct err e = {.code = ERR_OK};
+    uint32_t n = 0;
+    const struct engine_config c = config_of(least_vram() + 4 * MIB, 5 * MIB);
+    opener.options = (struct fake_gpu_options){.memory = 256 * MIB};
+    run_on(&c);
+    engine_rig_forget(&rig);
+    assert_true(snapshot()->status.experts_resident > 0);
+    k_ops(opener.device)
+        ->inject(opener.device, &(struct k_cuda_fault){.nth = 30, .error = DEVICE_ERROR});
+    ask();
+    for (; n < 256; n++) {
+        struct engine_command *m = alloc_zero(ALLOC_REQUEST, 1, sizeof(*m));
+        assert_non_null(m);
+        m->expert =
+            (struct proto_load_expert){.expert_id = n % 64, .quant_type = PROTO_ANY_QUANT_TYPE};
+        if (engine_submit_command(rig.engine, m, &e) != ERR_OK) {
+            alloc_free(m); /* the model went already */
+            break;
+        }
+    }
+    while (n > 0) {
+        struct engine_command *m = engine_next_command(rig.engine);
+        if (m == NULL) {
+            engine_rig_pump(&rig);
+            continue;
+        }
+        n--;
+        assert_true(m->error.code == ERR_OK || m->error.code == ERR_BUSY);
+        alloc_free(m);
+    }
+    engine_rig_finish(&rig);
+    for (uint32_t r = 0; r < REQUESTS; r++)
+        assert_true(rig.answers[r].failed);
+    engine_get_facts(rig.engine, &facts);
+    assert_int_equal(facts.state, PROTO_FAILED);
+    assert_non_null(strstr(facts.reason, "memory.ram_budget"));
+    assert_int_equal(snapshot()->status.experts_resident, 0);
+    assert_int_equal(snapshot()->status.experts_in_vram, 0);
+    assert_int_equal(snapshot()->status.ram_slots_used_bytes, 0);
+    assert_int_equal(snapshot()->status.kv_pages_used, 0);
+    engine_rig_stop(&rig);
+}
+
 static void test_engine_gpu_lost_ends_the_process(void **state)
 {
     (void)state;
@@ -475,6 +523,8 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_on_does_without_no_gpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_failing_at_any_call_gives_the_same_answers, reset),
         cmocka_unit_test_setup(test_engine_gpu_failing_beside_commands_answers_all, reset),
+        cmocka_unit_test_setup(test_engine_gpu_fails_and_the_cpu_has_no_room_all_are_answered,
+                               reset),
         cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu, reset),
