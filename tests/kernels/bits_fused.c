@@ -284,7 +284,9 @@ static uint32_t picked(const float *x, uint32_t n, const struct k_pick_row *how,
 
 bool bits_pick(struct bits_run *run)
 {
-    static const float temperatures[] = {0.0f, 1.0f, 0.7f, 0.05f, 5.0f};
+    static const float temperatures[] = {0.0f,  1.0f,        0.7f,    0.05f,  5.0f,
+                                         -1.0f, FLT_MIN / 2, FLT_MIN, 1e-30f, 1e30f};
+    static const float edges[] = {0.0f, -0.0f, 1e-45f, -1e-45f, FLT_MAX, -FLT_MAX, 1e-30f, -87.0f};
     struct bits_random *r = &run->random;
     struct bits_side *side = &run->tried;
     const uint32_t n_rows = bits_between(r, 1, 8), room = bits_max_rows(run, n_rows);
@@ -298,12 +300,12 @@ bool bits_pick(struct bits_run *run)
     uint64_t *weights = calloc(n, sizeof(*weights));
     if (weights == NULL)
         abort();
-    if (bits_below(r, 3) == 0) /* ties */
-        for (size_t i = 0; i < (size_t)room * n; i++)
-            x[i] = (float)bits_below(r, 3);
+    const uint64_t kind = bits_below(r, 5), most = kind == 0 ? bits_between(r, 1, 8) : 0;
+    for (size_t i = 0; i < (size_t)room * n && kind < 2; i++) /* what may be -0 or huge, or ties */
+        x[i] = kind == 0 ? edges[bits_below(r, most)] : (float)bits_below(r, 3);
     for (uint32_t i = 0; i < n_rows; i++)
         how[i] = (struct k_pick_row){.random = bits_below(r, 5) ? bits_next(r) : UINT64_MAX,
-                                     .temperature = temperatures[bits_below(r, 5)]};
+                                     .temperature = temperatures[bits_below(r, 10)]};
     struct spans p = {.side = side};
     struct k_pick a = {.n_vocab = n};
     a.rows.max_rows = room;
