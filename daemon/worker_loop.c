@@ -19,6 +19,7 @@
 #include "log.h"
 #include "paths.h"
 #include "settings.h"
+#include "worker_announce.h"
 #include "worker_config.h"
 #include "worker_peer.h"
 #include "worker_socket.h"
@@ -149,8 +150,8 @@ static void worker_loop_on_state(struct worker_loop *w)
         worker_loop_end(w, "the GPU is lost to this process");
         return;
     }
-    worker_peer_send_welcome(&w->peers);
-    worker_peer_send_notice(&w->peers);
+    worker_announce_welcome(&w->peers);
+    worker_announce_notice(&w->peers);
     if (f->state != old) /* percents are for the tick: sd_notify waits where its queue is full */
         worker_loop_notify_status(w);
     /* Said once, not at each try. */
@@ -433,7 +434,7 @@ static void worker_loop_check_drained(struct worker_loop *w)
 {
     if (!w->draining || w->peers.n_requests > 0 || w->peers.n_commands > 0)
         return;
-    worker_peer_send_drained(&w->peers);
+    worker_announce_drained(&w->peers);
     worker_loop_flush_all(w);
     for (uint32_t i = 0; i < WORKER_PEER_MAX; i++) {
         size_t n = 0;

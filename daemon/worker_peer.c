@@ -2,14 +2,13 @@
 
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "alloc.h"
 #include "engine_commands.h"
 #include "fault.h"
-#include "kernels.h"
 #include "log.h"
 #include "rng.h"
+#include "worker_announce.h"
 #include "worker_status.h"
 
 /* A handle names slot and serial, so that events find their peer without a table. A slot that was
@@ -112,8 +111,7 @@ void worker_peer_close(struct worker_peer *p)
     alloc_free(p);
 }
 
-/* After an encoding: a queue that is full ends the peer. */
-static void worker_peer_queued(struct worker_peer *p)
+void worker_peer_queued(struct worker_peer *p)
 {
     if (p->out_sent == 0 && p->moved_ms == 0)
         p->moved_ms = ticks_ms(p->set->ticks);
@@ -297,54 +295,6 @@ static void worker_peer_expert(struct worker_peer *p, const struct proto_frame *
 
 /* ---- hello, status, drain ---- */
 
-static void worker_peer_encode_welcome(struct worker_peers *set, struct buf *out)
-{
-    struct engine_facts facts = {0};
-    engine_get_facts(set->engine, &facts);
-    struct proto_welcome m = {
-        .version = PROTO_VERSION,
-        .state = (uint8_t)facts.state,
-        .progress = facts.progress,
-        .reason = proto_text_of(facts.reason),
-        .model = proto_text_of(facts.model),
-        .build = proto_text_of(ISLET_VERSION),
-        .arithmetic = K_ARITHMETIC_VERSION,
-        .incarnation = set->incarnation,
-        .n_ctx = facts.n_ctx,
-        .n_vocab = facts.n_vocab,
-        .max_sequences = facts.max_sequences,
-        .prefill_chunk = facts.prefill_chunk,
-        .max_frame = set->max_frame,
-        .n_layer = facts.n_layer,
-        .n_expert = facts.n_expert,
-        .n_expert_used = facts.n_expert_used,
-    };
-    memcpy(m.file_digest, facts.file_digest, sizeof m.file_digest);
-    memcpy(m.shape_digest, facts.shape_digest, sizeof m.shape_digest);
-    proto_encode_welcome(out, &m);
-}
-
-static void worker_peer_notice(struct worker_peer *p, const struct engine_facts *facts)
-{
-    const struct proto_notice m = {.action =
-                                       facts->paused ? PROTO_NOTICE_PAUSE : PROTO_NOTICE_RESUME,
-                                   .text = proto_text_of(facts->pause_reason)};
-    proto_encode_notice(&p->out, &m);
-    worker_peer_queued(p);
-}
-
-void worker_peer_send_notice(struct worker_peers *set)
-{
-    struct engine_facts facts = {0};
-    engine_get_facts(set->engine, &facts);
-    if (facts.paused == set->paused)
-        return;
-    set->paused = facts.paused;
-    for (uint32_t i = 0; i < WORKER_PEER_MAX; i++)
-        if (set->slots[i] != NULL && set->slots[i]->greeted && !set->slots[i]->ending)
-            worker_peer_notice(set->slots[i], &facts);
-}
-
 static void worker_peer_hello(struct worker_peer *p, const struct proto_frame *f)
 {
     struct proto_hello m;
@@ -357,19 +307,7 @@ static void worker_peer_hello(struct worker_peer *p, const struct proto_frame *f
         return;
     }
     snprintf(p->client, sizeof p->client, "%.*s", m.client.size, m.client.data);
-    /* The others first: what this one is told is then what all were told last, and a state that
-     * comes back to that is told again. */
-    worker_peer_send_welcome(p->set);
-    p->greeted = true;
-    buf_append(&p->out, p->set->welcome.data, p->set->welcome.size);
-    if (p->set->welcome.size == 0)
-        p->lost = "no memory for welcome";
-    worker_peer_queued(p);
-    if (p->set->paused) {
-        struct engine_facts facts = {0};
-        engine_get_facts(p->set->engine, &facts);
-        worker_peer_notice(p, &facts);
-    }
+    worker_announce_hello(p);
     log_debug("peer", "hello", "client=\"%s\"", p->client);
 }
 
@@ -404,7 +342,7 @@ static void worker_peer_drain(struct worker_peer *p)
     p->drains = true;
     p->set->drain_asked = true;
     engine_drain(p->set->engine);
-    worker_peer_send_welcome(p->set);
+    worker_announce_welcome(p->set);
 }
 
 /* ---- frames ---- */
@@ -575,37 +513,4 @@ struct worker_peer *worker_peer_on_command(struct worker_peers *set,
     }
     worker_peer_end_command(p, c);
     return p;
-}
-
-void worker_peer_send_welcome(struct worker_peers *set)
-{
-    struct buf frame = BUF_INIT(64 << 10);
-    worker_peer_encode_welcome(set, &frame);
-    if (buf_failed(&frame) || (frame.size == set->welcome.size &&
-                               memcmp(frame.data, set->welcome.data, frame.size) == 0)) {
-        buf_done(&frame);
-        return;
-    }
-    buf_done(&set->welcome);
-    set->welcome = frame;
-    for (uint32_t i = 0; i < WORKER_PEER_MAX; i++) {
-        struct worker_peer *p = set->slots[i];
-        if (p == NULL || !p->greeted || p->ending)
-            continue;
-        buf_append(&p->out, frame.data, frame.size);
-        worker_peer_queued(p);
-    }
-}
-
-void worker_peer_send_drained(struct worker_peers *set)
-{
-    const bool idle = set->n_requests == 0 && set->n_commands == 0;
-    for (uint32_t i = 0; i < WORKER_PEER_MAX && idle; i++) {
-        struct worker_peer *p = set->slots[i];
-        if (p == NULL || !p->drains)
-            continue;
-        p->drains = false;
-        proto_encode_empty(&p->out, PROTO_DRAINED, 0);
-        worker_peer_queued(p);
-    }
 }

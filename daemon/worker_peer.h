@@ -75,17 +75,13 @@ void worker_peer_sent(struct worker_peer *p, size_t n);
 void worker_peer_check_stall(struct worker_peer *p, uint64_t now_ms);
 
 /* Queues the event's frame for its peer and returns that peer, or NULL where nobody waits for it
- * any more. ENGINE_STATE is not for here: see worker_peer_send_welcome. */
+ * any more. ENGINE_STATE is not for here: see worker_announce. */
 struct worker_peer *worker_peer_on_event(struct worker_peers *set,
                                          const struct engine_event *event);
 /* The same for a command about an expert that ended. */
 struct worker_peer *worker_peer_on_command(struct worker_peers *set,
                                            const struct engine_command *command);
-/* Sends welcome to all that said hello, if it differs from the last one. */
-void worker_peer_send_welcome(struct worker_peers *set);
-/* Tells those who asked to drain that nothing runs any more, if so. */
-void worker_peer_send_drained(struct worker_peers *set);
-/* Tells all whether to admit anything new, if that changed. */
-void worker_peer_send_notice(struct worker_peers *set);
+/* For what was encoded to the end of `out`: a queue that is full ends the peer. */
+void worker_peer_queued(struct worker_peer *p);
 
 #endif

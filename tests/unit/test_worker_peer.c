@@ -10,6 +10,7 @@
 
 #include "alloc.h"
 #include "engine_commands.h"
+#include "worker_announce.h"
 #include "worker_peer.h"
 
 /* ---- an engine that only writes down what it is asked ---- */
@@ -563,10 +564,10 @@ static void test_worker_peer_drained_waits_for_commands(void **state)
     proto_encode_empty(&x.in, PROTO_DRAIN, 0);
     hand_over(&x);
     expect_frame(&x, PROTO_WELCOME, 0, &f);
-    worker_peer_send_drained(&x.set);
+    worker_announce_drained(&x.set);
     assert_false(taken(&x, &f));
     (void)come_back(&x, 0, PROTO_TIER_RAM);
-    worker_peer_send_drained(&x.set);
+    worker_announce_drained(&x.set);
     expect_tier(&x, PROTO_LOADED, 5, 1, PROTO_TIER_RAM);
     expect_frame(&x, PROTO_DRAINED, 0, &f);
     close_all(&x);
@@ -694,13 +695,13 @@ static void test_worker_peer_welcome_comes_again_when_it_changed(void **state)
     struct fixture x;
     struct proto_frame f;
     open_all(&x);
-    worker_peer_send_welcome(&x.set); /* nobody said hello yet */
+    worker_announce_welcome(&x.set); /* nobody said hello yet */
     assert_false(taken(&x, &f));
     greet(&x);
-    worker_peer_send_welcome(&x.set);
+    worker_announce_welcome(&x.set);
     assert_false(taken(&x, &f));
     x.engine.facts.state = PROTO_FAILED;
-    worker_peer_send_welcome(&x.set);
+    worker_announce_welcome(&x.set);
     expect_frame(&x, PROTO_WELCOME, 0, &f);
     assert_int_equal(f.payload[4], PROTO_FAILED);
     close_all(&x);
@@ -715,11 +716,11 @@ static void test_worker_peer_welcome_comes_again_when_a_state_comes_back(void **
     struct proto_frame f;
     open_all(&x);
     x.engine.facts.state = PROTO_FAILED;
-    worker_peer_send_welcome(&x.set);
+    worker_announce_welcome(&x.set);
     x.engine.facts.state = PROTO_LOADING;
     greet(&x);
     x.engine.facts.state = PROTO_FAILED;
-    worker_peer_send_welcome(&x.set);
+    worker_announce_welcome(&x.set);
     expect_frame(&x, PROTO_WELCOME, 0, &f);
     assert_int_equal(f.payload[4], PROTO_FAILED);
     close_all(&x);
@@ -744,17 +745,17 @@ static void test_worker_peer_notice_is_sent_when_admission_should_pause(void **s
     struct proto_frame f;
     open_all(&x);
     greet(&x);
-    worker_peer_send_notice(&x.set);
+    worker_announce_notice(&x.set);
     assert_false(taken(&x, &f)); /* nothing changed */
     x.engine.facts.paused = true;
     snprintf(x.engine.facts.pause_reason, sizeof x.engine.facts.pause_reason, "little memory");
-    worker_peer_send_notice(&x.set);
-    worker_peer_send_notice(&x.set);
+    worker_announce_notice(&x.set);
+    worker_announce_notice(&x.set);
     expect_notice(&x, PROTO_NOTICE_PAUSE, "little memory");
     assert_false(taken(&x, &f));
     x.engine.facts.paused = false;
     snprintf(x.engine.facts.pause_reason, sizeof x.engine.facts.pause_reason, "enough");
-    worker_peer_send_notice(&x.set);
+    worker_announce_notice(&x.set);
     expect_notice(&x, PROTO_NOTICE_RESUME, "enough");
     assert_false(taken(&x, &f));
     close_all(&x);
@@ -767,7 +768,7 @@ static void test_worker_peer_notice_reaches_one_that_comes_later(void **state)
     struct proto_frame f;
     open_all(&x);
     x.engine.facts.paused = true;
-    worker_peer_send_notice(&x.set); /* nobody said hello yet */
+    worker_announce_notice(&x.set); /* nobody said hello yet */
     assert_false(taken(&x, &f));
     greet(&x);
     expect_notice(&x, PROTO_NOTICE_PAUSE, "");
@@ -788,14 +789,14 @@ static void test_worker_peer_drain_is_answered_when_nothing_runs(void **state)
     assert_int_equal(x.engine.n_drains, 1);
     assert_true(x.set.drain_asked);
     expect_frame(&x, PROTO_WELCOME, 0, &f); /* draining */
-    worker_peer_send_drained(&x.set);
+    worker_announce_drained(&x.set);
     assert_false(taken(&x, &f));
     struct engine_event event = {.kind = ENGINE_DONE, .handle = x.engine.submitted[0]};
     worker_peer_on_event(&x.set, &event);
-    worker_peer_send_drained(&x.set);
+    worker_announce_drained(&x.set);
     expect_frame(&x, PROTO_DONE, 7, &f);
     expect_frame(&x, PROTO_DRAINED, 0, &f);
-    worker_peer_send_drained(&x.set);
+    worker_announce_drained(&x.set);
     assert_false(taken(&x, &f));
     close_all(&x);
 }
