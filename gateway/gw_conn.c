@@ -1,13 +1,12 @@
 #include "gw_conn.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "alloc.h"
 #include "gw_error.h"
 #include "gw_exchange.h"
 #include "gw_response.h"
+#include "gw_verdict.h"
 #include "log.h"
 
 enum phase {
@@ -41,13 +40,9 @@ struct gw_conn {
     uint64_t linger_ns;   /* when lingering ends; 0: not yet begun */
     uint64_t dropped;     /* bytes while lingering */
 
-    const struct gw_route *route; /* of the request that is being read */
-    char id[GW_RESPONSE_ID_BYTES];
-    bool refused; /* by the head: `refusal` goes out when the body is over or is not waited for */
-    struct gw_error refusal;
-    char text[192];    /* of the refusal, where it names the path */
-    const char *allow; /* of the refusal; status 204 without an error: an answer to OPTIONS */
-    bool options, preflight;
+    char id[GW_RESPONSE_ID_BYTES]; /* of the request that is being read */
+    struct gw_verdict verdict;     /* on its head; a refusal goes out when the body is over or not
+                                    * waited for */
     struct gw_exchange *x;
 };
 
@@ -187,7 +182,7 @@ static void answered(struct gw_conn *c, bool keep)
 {
     c->served = true;
     c->started = false;
-    c->refused = false;
+    c->verdict.refused = false;
     c->since_ns = now(c);
     if (keep && c->phase != PHASE_CLOSE && c->phase != PHASE_RESET) {
         c->phase = PHASE_HEAD;
@@ -316,13 +311,14 @@ static void answer_error(struct gw_conn *c, const struct gw_http_request *r,
 /* The head said no, or it was OPTIONS. */
 static void answer_refusal(struct gw_conn *c, const struct gw_http_request *r)
 {
-    if (!c->options) {
-        answer_error(c, r, &c->refusal, gw_error_status(c->refusal.code), c->allow);
+    if (!c->verdict.options) {
+        answer_error(c, r, &c->verdict.refusal, gw_error_status(c->verdict.refusal.code),
+                     c->verdict.allow);
         return;
     }
-    struct gw_response response = {.status = 204, .allow = c->allow};
+    struct gw_response response = {.status = 204, .allow = c->verdict.allow};
     gw_conn_fill(c, r, c->id, &response);
-    if (c->preflight)
+    if (c->verdict.preflight)
         gw_response_preflight(gw_conn_out(c), &response, r);
     else
         gw_response_head(gw_conn_out(c), &response);
@@ -341,99 +337,6 @@ static void fail(struct gw_conn *c, const struct gw_http_request *r, enum gw_err
     answer_error(c, r, &error, status, status == 405 ? "GET, HEAD, POST, OPTIONS" : NULL);
 }
 
-/* ---- decisions on the head ------------------------------------------------------------------- */
-
-static bool refuse(struct gw_conn *c, enum gw_error_code code, const char *text)
-{
-    c->refused = true;
-    c->refusal = (struct gw_error){.code = code, .message = text};
-    return false;
-}
-
-/* `why` stands behind the first 100 bytes of the path, which are printable. */
-static bool refuse_path(struct gw_conn *c, enum gw_error_code code, struct gw_http_text path,
-                        const char *why)
-{
-    int n = path.n < 100 ? (int)path.n : 100;
-    snprintf(c->text, sizeof c->text, "%.*s%s", n, path.p, why);
-    return refuse(c, code, c->text);
-}
-
-static bool answer_options(struct gw_conn *c, const char *allow)
-{
-    c->refused = c->options = true;
-    c->allow = allow;
-    return false;
-}
-
-static bool decide_route(struct gw_conn *c, struct gw_http_request *r)
-{
-    if (gw_http_text_is(r->path, "*"))
-        return answer_options(c, "GET, HEAD, POST, OPTIONS");
-    struct buf capture = BUF_INIT(SIZE_MAX);
-    enum gw_route_result result = gw_route_find(&c->shared->routes, r->path, &c->route, &capture);
-    if (result == GW_ROUTE_FOUND)
-        gw_http_set_capture(r, &capture);
-    buf_done(&capture);
-    switch (result) {
-    case GW_ROUTE_FOUND:
-        break;
-    case GW_ROUTE_BAD_ESCAPE:
-        return refuse(c, GW_ERROR_BAD_REQUEST, "the path holds a bad %-escape");
-    case GW_ROUTE_NO_MEMORY:
-        return refuse(c, GW_ERROR_OVERLOADED, "no memory for the request");
-    case GW_ROUTE_UNKNOWN:
-        return refuse_path(c, GW_ERROR_UNKNOWN_URL, r->path,
-                           r->path.n >= 7 && memcmp(r->path.p, "/v1/v1/", 7) == 0
-                               ? " is not served: the client's base URL already ends in /v1"
-                               : " is not served; README.md lists the paths that are");
-    }
-    unsigned method = r->method == GW_HTTP_GET || r->method == GW_HTTP_HEAD ? GW_ROUTE_GET
-                      : r->method == GW_HTTP_POST                           ? GW_ROUTE_POST
-                                                                            : 0;
-    if (r->method == GW_HTTP_OPTIONS)
-        return answer_options(c, gw_route_allow(c->route));
-    if ((c->route->methods & method) != 0)
-        return true;
-    c->allow = gw_route_allow(c->route);
-    return refuse_path(c, GW_ERROR_METHOD_NOT_ALLOWED, r->path,
-                       " does not know this method; see Allow");
-}
-
-/* In the order of the contract; the first failure wins. False: c->refused is set. */
-static bool decide(struct gw_conn *c, struct gw_http_request *r)
-{
-    const struct gw_conn_shared *s = c->shared;
-    if (r->has_host && !gw_auth_host_allowed(s->auth, &c->listener, r->host))
-        return refuse(c, GW_ERROR_HOST_NOT_ALLOWED,
-                      "this Host is not allowed; add the name to server.hosts");
-    if (!gw_auth_page_allowed(s->auth, r))
-        return refuse(c, GW_ERROR_ORIGIN_NOT_ALLOWED,
-                      "this Origin is not allowed; add it to server.cors");
-    if (r->method == GW_HTTP_OPTIONS && gw_http_field(r, "origin").n > 0 &&
-        gw_http_count(r, "access-control-request-method") > 0) {
-        c->preflight = true;
-        return answer_options(c, NULL);
-    }
-    if (!decide_route(c, r))
-        return false;
-    r->key = gw_auth_key_of(r);
-    if (c->route->needs_key && !gw_auth_key_allowed(s->auth, r->key))
-        return refuse(c, GW_ERROR_INVALID_API_KEY,
-                      r->key.n > 0 ? "this API key is not known"
-                                   : "an API key is needed: Authorization: Bearer KEY");
-    if (r->method == GW_HTTP_POST && !gw_auth_media_allowed(r))
-        return refuse(c, GW_ERROR_UNSUPPORTED_MEDIA_TYPE,
-                      "the body must be application/json in UTF-8, not compressed");
-    if (r->content_length > s->limits.max_body_bytes)
-        return refuse(c, GW_ERROR_BODY_TOO_LARGE, "the body is longer than server.max_body allows");
-    if (s->draining && r->method == GW_HTTP_POST)
-        return refuse(c, GW_ERROR_OVERLOADED, "the server is shutting down");
-    if (r->expect_other)
-        return refuse(c, GW_ERROR_EXPECTATION_FAILED, "only Expect: 100-continue is known");
-    return true;
-}
-
 /* ---- input ----------------------------------------------------------------------------------- */
 
 static void on_head(struct gw_conn *c)
@@ -443,12 +346,10 @@ static void on_head(struct gw_conn *c)
     c->head_ns = now(c);
     c->keep_alive = r->keep_alive;
     c->phase = PHASE_BODY;
-    c->refused = c->options = c->preflight = false;
-    c->allow = NULL;
-    c->route = NULL;
     gw_response_id(r, c->id);
+    gw_verdict_decide(&c->verdict, c->shared, &c->listener, r);
     bool has_body = r->chunked || r->content_length > 0;
-    if (decide(c, r)) {
+    if (!c->verdict.refused) {
         if (r->expect_continue && has_body)
             buf_text(gw_conn_out(c), "HTTP/1.1 100 Continue\r\n\r\n");
         return;
@@ -466,7 +367,7 @@ static void on_head(struct gw_conn *c)
 static void on_complete(struct gw_conn *c)
 {
     struct gw_http_request *r = gw_http_take(c->http);
-    if (c->refused) {
+    if (c->verdict.refused) {
         answer_refusal(c, r);
         gw_http_request_free(r);
         return;
@@ -477,7 +378,7 @@ static void on_complete(struct gw_conn *c)
         gw_http_request_free(r);
         return;
     }
-    struct gw_exchange *x = gw_exchange_new(c, r, c->route, c->id, c->head_ns);
+    struct gw_exchange *x = gw_exchange_new(c, r, c->verdict.route, c->id, c->head_ns);
     if (x == NULL) {
         struct gw_error error = {.code = GW_ERROR_OVERLOADED,
                                  .message = "no memory for the request"};
@@ -488,7 +389,7 @@ static void on_complete(struct gw_conn *c)
     c->phase = PHASE_BUSY;
     c->x = x;
     c->shared->n_exchanges++;
-    c->route->handle(x, r, c->shared->routes.context);
+    c->verdict.route->handle(x, r, c->shared->routes.context);
 }
 
 /* Bytes behind the request that runs. */
@@ -517,7 +418,7 @@ static void on_failed(struct gw_conn *c)
 {
     struct gw_http_failure f = gw_http_failure(c->http);
     struct gw_http_request *r = c->phase == PHASE_BODY ? gw_http_peek(c->http) : NULL;
-    if (c->refused && c->phase == PHASE_BODY) { /* decided before the body went wrong */
+    if (c->verdict.refused && c->phase == PHASE_BODY) { /* decided before the body went wrong */
         c->keep_alive = false;
         answer_refusal(c, r);
         return;
@@ -543,7 +444,7 @@ static bool on_event(struct gw_conn *c, enum gw_http_event event)
         drop(c, PHASE_CLOSE);
         return true;
     default:
-        if (c->refused && c->phase == PHASE_BODY) {
+        if (c->verdict.refused && c->phase == PHASE_BODY) {
             /* The answer stands already; the rest of the body is not worth waiting for. */
             c->keep_alive = false;
             answer_refusal(c, gw_http_peek(c->http));
