@@ -68,7 +68,6 @@ enum err_code worker_peer_open(struct worker_peers *set, struct worker_peer **re
     list_init(&p->requests);
     list_init(&p->commands);
     set->slots[slot] = p;
-    set->n_peers++;
     *ret = p;
     return ERR_OK;
 }
@@ -105,7 +104,6 @@ void worker_peer_close(struct worker_peer *p)
         worker_peer_end_command(p, c);
     }
     p->set->slots[p->slot] = NULL;
-    p->set->n_peers--;
     proto_reader_done(&p->reader);
     buf_done(&p->out);
     alloc_free(p);

@@ -23,9 +23,9 @@ struct worker_peer;
 struct worker_peers {
     struct engine *engine; /* borrowed */
     struct worker_peer *slots[WORKER_PEER_MAX];
-    uint32_t n_peers, n_requests; /* requests of all peers that have not ended */
-    uint32_t n_commands;          /* about experts, the same */
-    uint64_t serial;              /* of the last handle */
+    uint32_t n_requests; /* of all peers, that have not ended */
+    uint32_t n_commands; /* about experts, the same */
+    uint64_t serial;     /* of the last handle */
     uint32_t max_frame;
     uint64_t incarnation, start_ns;
     struct ticks ticks;

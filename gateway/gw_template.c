@@ -297,13 +297,12 @@ enum err_code gw_template_render(const struct gw_template *t, const struct gw_te
 
 /* Renders messages given as JSON; true if that works, and the output then. */
 static bool probe(const struct gw_template *t, const char *messages, const char *kwargs,
-                  bool prompt, bool goes_on, struct buf *ret, struct err *e)
+                  bool prompt, struct buf *ret, struct err *e)
 {
     struct gw_template_input input = {
         .messages = json_loads(messages, 0, NULL),
         .kwargs = kwargs ? json_loads(kwargs, 0, NULL) : NULL,
         .add_generation_prompt = prompt,
-        .continue_final_message = goes_on,
     };
     bool works = input.messages && render(t, &input, ret, e) == ERR_OK;
     json_decref((json_t *)(uintptr_t)input.messages);
@@ -315,7 +314,7 @@ static bool probe(const struct gw_template *t, const char *messages, const char 
 static bool probe_has(const struct gw_template *t, const char *messages, const char *const *words)
 {
     struct buf out = {0};
-    bool has = probe(t, messages, NULL, false, false, &out, NULL);
+    bool has = probe(t, messages, NULL, false, &out, NULL);
     for (size_t i = 0; has && words[i]; i++)
         has = out.size && memmem(out.data, out.size, words[i], strlen(words[i]));
     buf_done(&out);
@@ -327,8 +326,8 @@ static bool probe_thinking_switch(const struct gw_template *t)
     static const char question[] = "[{\"role\":\"user\",\"content\":\"q\"}]";
     struct buf on = {0}, off = {0};
     bool differs =
-        probe(t, question, "{\"enable_thinking\":true}", true, false, &on, NULL) &&
-        probe(t, question, "{\"enable_thinking\":false}", true, false, &off, NULL) &&
+        probe(t, question, "{\"enable_thinking\":true}", true, &on, NULL) &&
+        probe(t, question, "{\"enable_thinking\":false}", true, &off, NULL) &&
         (on.size != off.size || (on.size > 0 && memcmp(on.data, off.data, on.size) != 0));
     buf_done(&on);
     buf_done(&off);
@@ -343,14 +342,8 @@ static bool mentions(const char *text, size_t n, const char *word)
 static void find_facts(struct gw_template *t, const char *text, size_t n, bool think_tokens)
 {
     struct gw_template_facts *f = &t->facts;
-    struct buf out = {0};
-    f->chatml = mentions(text, n, "<|im_start|>") && mentions(text, n, "<|im_end|>");
     /* While probing, messages go to the template as they are. */
     f->developer_role = f->system_anywhere = f->tool_calls = true;
-    f->system_role = probe_has(t,
-                               "[{\"role\":\"system\",\"content\":\"sysmark\"},"
-                               "{\"role\":\"user\",\"content\":\"q\"}]",
-                               (const char *const[]){"sysmark", NULL});
     bool anywhere = probe_has(t,
                               "[{\"role\":\"system\",\"content\":\"amark\"},"
                               "{\"role\":\"system\",\"content\":\"bmark\"},"
@@ -378,11 +371,6 @@ static void find_facts(struct gw_template *t, const char *text, size_t n, bool t
     f->developer_role = developer;
     f->tool_calls = tools;
     f->thinking_switch = probe_thinking_switch(t);
-    f->continues = probe(t,
-                         "[{\"role\":\"user\",\"content\":\"q\"},"
-                         "{\"role\":\"assistant\",\"content\":\"an answer\"}]",
-                         NULL, false, true, &out, NULL);
-    buf_done(&out);
     if (think_tokens || (mentions(text, n, "<think>") && mentions(text, n, "</think>"))) {
         f->think_open = "<think>";
         f->think_close = "</think>";
@@ -415,7 +403,7 @@ enum err_code gw_template_compile(const char *text, size_t n, const struct gw_te
     if (code == ERR_OK && !t->tree)
         code = err_set(e, ERR_NOMEM, "no memory for the chat template");
     if (code == ERR_OK &&
-        !probe(t, "[{\"role\":\"user\",\"content\":\"askmark\"}]", NULL, true, false, &out, e))
+        !probe(t, "[{\"role\":\"user\",\"content\":\"askmark\"}]", NULL, true, &out, e))
         code = ERR_UNSUPPORTED;
     else if (code == ERR_OK && !mentions((const char *)out.data, out.size, "askmark"))
         code = err_set(e, ERR_UNSUPPORTED, "the chat template does not write the user's message");

@@ -17,13 +17,10 @@ struct gw_template;
 
 /* What the template does, found out at compile time by rendering small conversations. */
 struct gw_template_facts {
-    bool chatml;          /* writes <|im_start|> and <|im_end|> */
-    bool system_role;     /* takes a system message in front */
     bool system_anywhere; /* several, and in the middle; false: they are joined in front */
     bool developer_role;  /* knows `developer`; false: it is given as `system` */
     bool tool_calls;      /* renders tool_calls of the assistant and `tool` messages */
     bool thinking_switch; /* enable_thinking true and false differ: thoughts can be switched off */
-    bool continues;       /* an assistant message at the end can be continued */
     const char *think_open;  /* "<think>", or NULL: no thinking markers in template or vocabulary */
     const char *think_close; /* "</think>" */
 };

@@ -99,8 +99,6 @@ void gw_upstream_drop(struct gw_upstream *u, const char *why)
     u->said_down = true;
     u->state = LINK_CLOSING;
     u->facts.connected = false;
-    if (was_connected)
-        u->facts.changed_ns = ticks_ns(u->ticks);
     uv_timer_stop(&u->timer);
     uv_close((uv_handle_t *)&u->pipe, on_pipe_closed);
     if (!was_connected)
@@ -121,7 +119,6 @@ static void take_welcome(struct gw_upstream *u, const struct proto_welcome *m)
     struct gw_upstream_facts *f = &u->facts;
     bool is_new = !f->connected;
     if (is_new || f->state != (enum proto_state)m->state) {
-        f->changed_ns = ticks_ns(u->ticks);
         log_info("upstream", is_new ? "connected" : "state",
                  "state=%s model=\"%.*s\" build=%.*s arithmetic=%u incarnation=%016llx",
                  proto_state_name((enum proto_state)m->state), (int)m->model.size, m->model.data,
@@ -129,7 +126,6 @@ static void take_welcome(struct gw_upstream *u, const struct proto_welcome *m)
                  (unsigned long long)m->incarnation);
     }
     f->connected = f->known = true;
-    f->connects += is_new;
     f->state = (enum proto_state)m->state;
     f->progress = m->progress;
     text_copy(f->reason, sizeof f->reason, m->reason);
@@ -408,7 +404,6 @@ enum err_code gw_upstream_new(uv_loop_t *loop, const char *path, size_t max_fram
     u->ticks = ticks;
     u->events = *events;
     u->delay_ms = FIRST_DELAY_MS;
-    u->facts.changed_ns = ticks_ns(ticks);
     u->out = u->flight = BUF_INIT(MAX_QUEUED_BYTES);
     proto_scratch_init(&u->scratch);
     uv_timer_init(loop, &u->timer);

@@ -26,8 +26,6 @@ struct gw_upstream_facts {
     uint8_t file_digest[16], shape_digest[16];
     uint64_t incarnation;
     uint32_t n_ctx, max_sequences, max_frame;
-    uint64_t changed_ns; /* when `connected` or state changed last */
-    uint64_t connects;   /* welcomes of new connections since the start */
 };
 
 /* The last status record; `status` is complete but for sequences, which lie in `sequences`. */

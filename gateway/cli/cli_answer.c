@@ -74,8 +74,6 @@ static void figures_read(struct cli_answer *a, const json_t *root)
     if (json_is_object(usage)) {
         a->prompt_tokens = count_of(usage, "prompt_tokens");
         a->tokens = count_of(usage, "completion_tokens");
-        a->cached_tokens =
-            count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
         a->resumed = (unsigned)count_of(json_object_get(usage, "islet"), "resumed");
     }
 }

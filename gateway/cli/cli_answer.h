@@ -17,7 +17,7 @@ struct cli_server;
 typedef void cli_answer_text_fn(void *context, const char *text, size_t n, bool is_reasoning);
 
 struct cli_answer {
-    uint64_t prompt_tokens, cached_tokens, tokens;
+    uint64_t prompt_tokens, tokens;
     uint64_t first_ns, total_ns; /* from the request on; first_ns 0: no text came */
     unsigned resumed;            /* workers lost on the way */
     char finish[16];             /* "stop", "length" or "" */
