@@ -536,11 +536,6 @@ void expert_cache_open(struct expert_cache *c, uint32_t unit)
     expert_arena_open(&c->arena, unit);
 }
 
-uint32_t expert_cache_units(const struct expert_cache *c)
-{
-    return c->arena.n_units;
-}
-
 bool expert_cache_is_closed(const struct expert_cache *c, uint32_t unit)
 {
     return c->arena.closed[unit];

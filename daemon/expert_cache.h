@@ -101,8 +101,6 @@ bool expert_cache_has_room(const struct expert_cache *c, uint32_t layer);
  * or LOADING. */
 uint32_t expert_cache_close(struct expert_cache *c);
 void expert_cache_open(struct expert_cache *c, uint32_t unit);
-/* Whole units of the arena. */
-uint32_t expert_cache_units(const struct expert_cache *c);
 bool expert_cache_is_closed(const struct expert_cache *c, uint32_t unit);
 /* READY experts of the layer. */
 uint32_t expert_cache_resident(const struct expert_cache *c, uint32_t layer);
