@@ -1,6 +1,6 @@
 /* What the worker tells all of its clients: its state, whether anything new should be admitted, and
- * that it has drained. Each is sent once, when it differs from what all were told last. Queues only,
- * as worker_peer does. Thread: loop. */
+ * that it has drained. Each is sent once, when it differs from what all were told last. Queues
+ * only, as worker_peer does. Thread: loop. */
 #ifndef ISLET_WORKER_ANNOUNCE_H
 #define ISLET_WORKER_ANNOUNCE_H
 

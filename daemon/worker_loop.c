@@ -451,7 +451,7 @@ static void worker_loop_on_deadline(uv_timer_t *timer)
     worker_loop_end(timer->data, "server.drain_deadline is over");
 }
 
-/* Nothing new, the rest to its end, then out: whoever supervises this process starts a fresh one. */
+/* Nothing new, the rest to its end, then out: who supervises this process starts a fresh one. */
 static void worker_loop_drain(struct worker_loop *w, const char *why)
 {
     if (w->draining)

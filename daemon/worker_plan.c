@@ -110,8 +110,8 @@ static enum err_code measure(struct worker_plan *p, const struct engine_config *
 
 /* ---- the GPU ---- */
 
-/* Opens the GPU that a start would use, and makes sure that the model's plan has room on it. None is
- * no error unless the settings ask for one. */
+/* Opens the GPU that a start would use, and makes sure that the model's plan has room on it. None
+ * is no error unless the settings ask for one. */
 static enum err_code open_gpu(struct worker_plan *p, const struct engine_config *c,
                               struct k_device *cpu, struct k_device **ret, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* The fields of a request that hold more than one value: checks one and fills the request, or says in
- * the refusal what is wrong with which part. For the table of gw_chat_request. Any thread. */
+/* The fields of a request that hold more than one value: checks one and fills the request, or says
+ * in the refusal what is wrong with which part. For the table of gw_chat_request. Any thread. */
 #ifndef ISLET_GW_CHAT_FIELD_H
 #define ISLET_GW_CHAT_FIELD_H
 

@@ -7,7 +7,7 @@
 #include "gw_json_out.h"
 #include "gw_upstream.h"
 
-/* In Prometheus' text "_total" says that a value is a counter: a gauge of that name goes without. */
+/* In Prometheus' text "_total" says it is a counter: a gauge of that name does without. */
 static void sample(struct buf *out, const char *prefix, const char *name, const char *type,
                    const char *help, uint64_t value)
 {

@@ -39,8 +39,8 @@ enum err_code gw_render_init(struct gw_render *r, const struct gw_request *q,
     __attribute__((warn_unused_result));
 void gw_render_done(struct gw_render *r);
 
-/* A piece of text with the entries of its tokens: a gw_text_emit, user is the gw_render_choice. Of a
- * stream it becomes an event in `out`, of JSON it is kept. */
+/* A piece of text with the entries of its tokens: a gw_text_emit, user is the gw_render_choice. Of
+ * a stream it becomes an event in `out`, of JSON it is kept. */
 gw_text_emit gw_render_text;
 /* A piece that is kept, of a stream too, until gw_render_echo. */
 gw_text_emit gw_render_keep;
