@@ -62,14 +62,11 @@ static bool one_in(uint32_t n)
 /* ---- the GPU ---- */
 
 static struct fake_gpu_options gpu_options;
-static struct k_device *gpu; /* the engine's */
 
 static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
 {
     (void)context;
-    const enum err_code code = fake_gpu_open(&gpu_options, ret, e);
-    gpu = code == ERR_OK ? *ret : NULL;
-    return code;
+    return fake_gpu_open(&gpu_options, ret, e);
 }
 
 static enum err_code sensors_open(const char *bus_id, void **ret, struct err *e)
@@ -202,7 +199,8 @@ static struct engine_config weather(void)
                                             .no_arrange = one_in(3),
                                             .no_pinning = one_in(4),
                                             .no_ranges = one_in(4)};
-    gpu = NULL;
+    if (one_in(3)) /* while it loads or later */
+        gpu_options.fault = (struct k_cuda_fault){.nth = 1 + below(9000), .error = DEVICE_ERROR};
     if (one_in(4))
         return c;
     c.open_gpu = open_gpu;
@@ -257,9 +255,6 @@ static void storm(void)
     const struct engine_config c = weather();
     engine_rig_start(&rig, &c);
     assert_int_equal(engine_rig_wait_loaded(&rig), PROTO_SERVING);
-    if (gpu != NULL && one_in(3))
-        k_ops(gpu)->inject(gpu,
-                           &(struct k_cuda_fault){.nth = 1 + below(3000), .error = DEVICE_ERROR});
     shuffle(order);
     while (given < REQUESTS || !all_ended()) {
         if (given < REQUESTS && one_in(3)) {
