@@ -56,7 +56,7 @@ static void rig_open(uint64_t arena, uint64_t islands)
     const struct engine_forward_sizes sizes = {
         .max_rows = ROWS, .max_logits = ROWS, .max_sequences = ROWS, .max_pages = 1};
     const struct fake_gpu_options options = {.memory = 0};
-    struct forward_rig_gpu gpu = {.islands_bytes = islands, .rates = {1e9, 1e9, 3e9, 1e12, 0}};
+    struct forward_rig_gpu gpu = {.islands_bytes = islands, .rates = {1e9, 1e9, 3e9, 1e12, 0, 0}};
     memset(&r, 0, sizeof(r));
     r.live = alloc_live_blocks();
     fake_read_init(&r.fake);
