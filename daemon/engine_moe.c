@@ -239,8 +239,8 @@ static enum err_code compute_copied(struct engine_forward *f, uint32_t layer,
         engine_islands_begin(f->islands);
         for (uint32_t k = 0; k < some; k++)
             engine_islands_copy(f->islands, selected[i + k]);
-        engine_split_learn_ns(&f->hybrid->rates.copy_ns, some, ticks_ns(f->hybrid->ticks) - start);
         engine_islands_await(f->islands);
+        engine_split_learn_ns(&f->hybrid->rates.copy_ns, some, ticks_ns(f->hybrid->ticks) - start);
         code = compute_some(f, &f->islands->vram.layers[layer], selected + i, some);
         engine_islands_end(f->islands);
     }

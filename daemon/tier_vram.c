@@ -174,52 +174,95 @@ enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct e
     return code;
 }
 
-/* One slice over the link and into the device's order. */
-static void copy_slice(struct tier_vram *v, uint32_t layer, int slice, const uint8_t *from,
-                       bool pinned, uint64_t staging, uint64_t place)
+/* Every few are timed. Before a copy or several that are begun together: */
+static bool timed(struct tier_vram *v, uint32_t n)
 {
-    const struct gguf_tensor *t = tensor_of(v->model, layer, slice);
-    const uint64_t bytes = shape_slice_bytes(t, &v->model->shape);
+    v->untimed += n;
+    if (v->untimed < TIMED_EVERY || v->timed_bytes > 0)
+        return false;
+    v->untimed = 0;
+    v->ops->event_record(v->from, v->copies);
+    return true;
+}
+
+/* Those that wait to be begun together. */
+static void begin(struct tier_vram *v)
+{
+    struct k_bring *a = &v->together;
+    if (a->n == 0)
+        return;
+    const bool is_timed = timed(v, a->n);
+    const enum err_code code = v->ops->bring(a, v->copies);
+    assert(code == ERR_OK || code == ERR_DEVICE); /* a wait tells of the latter */
+    (void)code;
+    v->ops->event_record(v->copied, v->copies);
+    if (is_timed) {
+        v->ops->event_record(v->to, v->copies);
+        v->timed_bytes = a->n * tier_vram_island_bytes(v->model, v->together_layer);
+    }
+    a->n = 0;
+}
+
+/* One slice over the link and into the device's order. */
+static void copy_slice(struct tier_vram *v, const struct k_arrange *a, const uint8_t *from,
+                       bool pinned)
+{
+    const uint64_t bytes = k_format_bytes(a->format, a->n_out, a->n_in);
     const bool arranges = v->ops->arrange != NULL;
-    const struct k_span to = {v->memory, arranges ? staging : place};
+    const struct k_span to = arranges ? a->from : a->to;
     if (pinned)
         v->ops->fetch(v->copies, to, from, bytes);
     else
         v->ops->upload(v->copies, to, from, bytes);
-    if (!arranges)
-        return;
-    const enum err_code code = v->ops->arrange(&(struct k_arrange){.from = to,
-                                                                   .to = {v->memory, place},
-                                                                   .format = (enum k_format)t->type,
-                                                                   .n_in = (uint32_t)t->dims[0],
-                                                                   .n_out = (uint32_t)t->dims[1]},
-                                               v->copies);
-    assert(code == ERR_OK || code == ERR_DEVICE); /* a wait tells of the latter */
+    const enum err_code code = arranges ? v->ops->arrange(a, v->copies) : ERR_OK;
+    assert(code == ERR_OK || code == ERR_DEVICE);
     (void)code;
+}
+
+static void copy_slices(struct tier_vram *v, uint32_t layer, const struct k_bring_expert *x,
+                        bool pinned)
+{
+    const struct k_span table = v->layers[layer].slots;
+    const bool is_timed = timed(v, 1);
+    for (int i = 0; i < TIER_VRAM_SLICES; i++) {
+        const struct gguf_tensor *t = tensor_of(v->model, layer, i);
+        copy_slice(v,
+                   &(struct k_arrange){.from = {v->memory, v->staging + x->to[i] - x->to[0]},
+                                       .to = {v->memory, x->to[i]},
+                                       .format = (enum k_format)t->type,
+                                       .n_in = (uint32_t)t->dims[0],
+                                       .n_out = (uint32_t)t->dims[1]},
+                   x->from[i], pinned);
+    }
+    v->ops->upload(v->copies,
+                   (struct k_span){table.buffer, table.offset + x->expert * (uint64_t)SLOT_BYTES},
+                   x->to, SLOT_BYTES);
+    v->ops->event_record(v->copied, v->copies);
+    if (!is_timed)
+        return;
+    v->ops->event_record(v->to, v->copies);
+    v->timed_bytes = tier_vram_island_bytes(v->model, layer);
 }
 
 void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                     const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place)
 {
-    const bool timed = v->begun % TIMED_EVERY == 0 && v->timed_bytes == 0;
-    uint64_t slots[TIER_VRAM_SLICES], at = 0;
-    if (timed)
-        v->ops->event_record(v->from, v->copies);
+    struct k_bring_expert x = {.expert = expert};
     for (int i = 0; i < TIER_VRAM_SLICES; i++) {
-        slots[i] = place + at;
-        copy_slice(v, layer, i, slices[i], pinned, v->staging + at, slots[i]);
-        at += aligned(shape_slice_bytes(tensor_of(v->model, layer, i), &v->model->shape), ALIGN);
+        x.from[i] = slices[i];
+        x.to[i] = place;
+        place += aligned(shape_slice_bytes(tensor_of(v->model, layer, i), &v->model->shape), ALIGN);
     }
-    const struct k_span table = v->layers[layer].slots;
-    v->ops->upload(v->copies,
-                   (struct k_span){table.buffer, table.offset + (uint64_t)expert * SLOT_BYTES},
-                   slots, sizeof(slots));
-    v->ops->event_record(v->copied, v->copies);
+    if (v->together_layer != layer || v->together.n == K_BRING_MOST)
+        begin(v);
     v->begun++;
-    if (!timed)
+    if (!pinned || v->ops->bring == NULL) {
+        copy_slices(v, layer, &x, pinned);
         return;
-    v->ops->event_record(v->to, v->copies);
-    v->timed_bytes = at;
+    }
+    v->together_layer = layer;
+    v->together.layer = v->layers[layer];
+    v->together.experts[v->together.n++] = x;
 }
 
 bool tier_vram_timed(struct tier_vram *v, uint64_t *ret_bytes, uint64_t *ret_ns)
@@ -235,12 +278,14 @@ bool tier_vram_timed(struct tier_vram *v, uint64_t *ret_bytes, uint64_t *ret_ns)
 
 void tier_vram_await(struct tier_vram *v)
 {
+    begin(v);
     if (v->done < v->begun)
         v->ops->event_after(v->copied, v->stream);
 }
 
 bool tier_vram_settle(struct tier_vram *v)
 {
+    begin(v);
     if (v->done < v->begun && v->ops->event_passed(v->copied))
         v->done = v->begun;
     return v->done == v->begun;
@@ -248,6 +293,7 @@ bool tier_vram_settle(struct tier_vram *v)
 
 enum err_code tier_vram_wait(struct tier_vram *v)
 {
+    begin(v);
     const enum err_code code = v->ops->wait(v->copies);
     v->done = v->begun;
     return code;
@@ -260,11 +306,13 @@ uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsig
 
 void tier_vram_transit_begin(struct tier_vram *v, unsigned half)
 {
+    begin(v);
     v->ops->event_after(v->used[half], v->copies);
 }
 
 void tier_vram_transit_ready(struct tier_vram *v, unsigned half)
 {
+    begin(v);
     v->ops->event_record(v->ready[half], v->copies);
 }
 

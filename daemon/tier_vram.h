@@ -2,16 +2,17 @@
  * transit area for experts that are copied for one use only, and the tables through which the
  * kernels find them. What lies where is expert_cache's and engine_islands' affair: this copies.
  *
- * Copies run on a stream of their own, one after the other: over the link into the staging area,
- * arranged into their place, then the table. The stream that computes waits for them only where
- * tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine thread's. */
+ * Copies run on a stream of their own, one after the other. Those of registered memory begin several
+ * at a time, in one operation of the device (k_ops.bring); others come over the link into the staging
+ * area, are arranged into their place, then the table. The stream that computes waits for them only
+ * where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine thread's. */
 #ifndef ISLET_TIER_VRAM_H
 #define ISLET_TIER_VRAM_H
 
 #include "model.h"
 
 enum {
-    TIER_VRAM_TRANSIT = 8, /* experts of each half of the transit area at most */
+    TIER_VRAM_TRANSIT = K_BRING_MOST, /* experts of each half of the transit area at most */
     TIER_VRAM_SLICES = TIER_SSD_PARTS
 };
 
@@ -36,6 +37,9 @@ struct tier_vram {
     struct k_event *ready[2];  /* after the last copy to a half of the transit area, */
     struct k_event *used[2];   /* and after its last use */
     uint64_t begun, done;      /* copies */
+    struct k_bring together;   /* copies that wait to begin with others of their layer; */
+    uint32_t together_layer;   /* waiting for them begins them, and so does looking after them */
+    uint32_t untimed;          /* copies since one was timed */
     struct k_event *from, *to; /* before and after a copy that is timed */
     uint64_t timed_bytes;      /* of it; 0: none is */
 };
@@ -57,9 +61,9 @@ void tier_vram_give_back(struct tier_vram *v, uint32_t chunk);
 enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct err *e)
     __attribute__((warn_unused_result));
 
-/* Begins to copy an expert's slices (gate, up, down, in the file's order) to `place`, an island's or
- * one of the transit area; `pinned`: they lie in registered memory and hold still until the copy is
- * done. */
+/* Has an expert's slices (gate, up, down, in the file's order) copied to `place`, an island's or one
+ * of the transit area; `pinned`: they lie in registered memory and hold still until the copy is
+ * done. It begins with the next call at the latest that is not another of these. */
 void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                     const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place);
 /* What is computed from now on may use whatever was copied until now. */

@@ -280,6 +280,25 @@ struct k_arrange {
     uint32_t n_out, n_in;
 };
 
+/* Copies experts of a layer, gate, up and down each in the file's order, from registered or pinned
+ * memory of the host to their places in the layer's arena, arranged, and enters these in its slots:
+ * as fetch, arrange and upload would. The host's memory holds still until the stream got there. What
+ * computes with the experts is in another stream and waits for an event after this. */
+enum {
+    K_BRING_MOST = 8, /* experts at once */
+    K_BRING_SLICES = 3
+};
+struct k_bring_expert {
+    const uint8_t *from[K_BRING_SLICES];
+    uint64_t to[K_BRING_SLICES]; /* offsets in the arena, multiples of 256 */
+    uint32_t expert;
+};
+struct k_bring {
+    struct k_experts layer;
+    uint32_t n;
+    struct k_bring_expert experts[K_BRING_MOST];
+};
+
 /* Sets a row's fault if any of its n values is not finite (A20). */
 struct k_check {
     struct k_rows rows;
@@ -379,7 +398,8 @@ struct k_ops {
     enum err_code (*gather)(const struct k_gather *a, struct k_stream *s);
     enum err_code (*check)(const struct k_check *a, struct k_stream *s);
     enum err_code (*arrange)(const struct k_arrange *a,
-                             struct k_stream *s); /* NULL: file's order */
+                             struct k_stream *s);                        /* NULL: file's order */
+    enum err_code (*bring)(const struct k_bring *a, struct k_stream *s); /* NULL: step by step */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
      * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: enter,
      * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at a

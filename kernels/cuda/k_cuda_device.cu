@@ -277,6 +277,7 @@ static void fill(struct k_ops *ret)
     ret->gather = k_cuda_gather;
     ret->check = k_cuda_check;
     ret->arrange = k_cuda_arrange;
+    ret->bring = k_cuda_bring;
     ret->enter = k_cuda_enter;
     ret->heads = k_cuda_heads;
     ret->attend = k_cuda_attend;

@@ -187,6 +187,12 @@ static enum err_code host_register(struct k_device *d, void *first, uint64_t byt
         c, NULL, cudaHostRegister(first, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
     if (result != cudaSuccess)
         return pin_failed(result, bytes, e);
+    void *device = NULL; /* kernels read it by the host's addresses */
+    if (K_CUDA_CALL(c, NULL, cudaHostGetDevicePointer(&device, first, 0)) != cudaSuccess ||
+        device != first) {
+        (void)cudaHostUnregister(first);
+        return err_set(e, ERR_UNSUPPORTED, "the GPU has other addresses for memory of the host");
+    }
     pinned_add(c, first, bytes);
     c->counts.allocations++;
     return ERR_OK;

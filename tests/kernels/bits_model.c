@@ -300,6 +300,37 @@ static struct k_act act_of(struct pile *p, const float *x, uint32_t n, uint32_t 
     return act;
 }
 
+/* The experts out of the host's memory, some at a time and the last ones first, into arena and
+ * slots. */
+static void bring_all(struct pile *p, const struct expert_case *c, const struct k_experts *to)
+{
+    const struct k_ops *ops = p->side->ops;
+    const size_t shift = c->arena_bytes / 256 % 8 * 2; /* blocks of the file are aligned to 2 */
+    uint8_t *memory = must(c->arena_bytes + 16);
+    struct err e;
+    if (ops->host_register(p->side->device, memory, c->arena_bytes + 16, &e) != ERR_OK)
+        exit(1);
+    memcpy(memory + shift, c->arena, c->arena_bytes);
+    struct k_bring a = {.layer = *to};
+    for (uint32_t i = c->n_expert; i-- > 0;) {
+        struct k_bring_expert *x = &a.experts[a.n++];
+        x->expert = i;
+        for (int k = 0; k < K_BRING_SLICES; k++) {
+            x->from[k] = memory + shift + c->slots[3 * i + (uint32_t)k];
+            x->to[k] = BITS_GUARD + c->slots[3 * i + (uint32_t)k];
+        }
+        if (i > 0 && a.n <= i % K_BRING_MOST)
+            continue;
+        if (!bits_done(p->side, "bring", ops->bring(&a, p->side->stream)))
+            exit(1);
+        a.n = 0;
+    }
+    if (!bits_done(p->side, "bring", ops->wait(p->side->stream)))
+        exit(1);
+    ops->host_unregister(p->side->device, memory);
+    free(memory);
+}
+
 /* The arena, each slice in the order in which the side computes. */
 static struct k_span arena_of(struct pile *p, const struct expert_case *c)
 {
@@ -317,6 +348,21 @@ static struct k_span arena_of(struct pile *p, const struct expert_case *c)
             exit(1);
     }
     return arranged;
+}
+
+static struct k_experts place_experts(struct pile *p, const struct expert_case *c)
+{
+    const bool brought = p->side->ops->bring != NULL && c->n_rows % 2 == 0;
+    const struct k_span arena = brought ? put(p, NULL, c->arena_bytes) : arena_of(p, c);
+    uint64_t places[3 * 12];
+    for (uint32_t i = 0; i < 3 * c->n_expert; i++)
+        places[i] = c->slots[i] + arena.offset;
+    const struct k_span slots = put(p, brought ? NULL : places, (size_t)c->n_expert * 24);
+    const struct k_experts experts = {arena.buffer, slots,   c->gate,     c->up,    c->down,
+                                      c->n_embd,    c->n_ff, c->n_expert, c->n_used};
+    if (brought)
+        bring_all(p, c, &experts);
+    return experts;
 }
 
 /* x + weighted expert outputs; the groups are selected in two calls, so that arrival in parts is
@@ -341,13 +387,7 @@ static bool experts_on(struct bits_side *side, const struct expert_case *c, bool
                                   side->stream));
     ok &= bits_done(side, "quantise", ops->quantise(&(struct k_quantise){rows, x}, side->stream));
     ok &= bits_end(side);
-    const struct k_span arena = arena_of(&p, c);
-    uint64_t places[3 * 12];
-    for (uint32_t i = 0; i < 3 * c->n_expert; i++)
-        places[i] = c->slots[i] + arena.offset;
-    const struct k_span slots = put(&p, places, (size_t)c->n_expert * 24);
-    const struct k_experts experts = {arena.buffer, slots,   c->gate,     c->up,    c->down,
-                                      c->n_embd,    c->n_ff, c->n_expert, c->n_used};
+    const struct k_experts experts = place_experts(&p, c);
     const struct k_span out = put(&p, NULL, (size_t)room * c->n_embd * 4);
     const struct k_span sum =
         put_of(&p, c->x, (size_t)c->n_rows * c->n_embd * 4, (size_t)c->room * c->n_embd * 4);

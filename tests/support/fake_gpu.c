@@ -646,6 +646,28 @@ static void fetch(struct k_stream *stream, struct k_span to, const void *from, s
     (void)pushed(stream);
 }
 
+/* The stand-in arranges in place. */
+static enum err_code bring(const struct k_bring *a, struct k_stream *stream)
+{
+    const struct k_experts *l = &a->layer;
+    const enum k_format formats[K_BRING_SLICES] = {l->gate, l->up, l->down};
+    enum err_code code = ERR_OK;
+    for (uint32_t i = 0; i < a->n * K_BRING_SLICES && code == ERR_OK; i++) {
+        const struct k_bring_expert *x = &a->experts[i / K_BRING_SLICES];
+        const uint32_t k = i % K_BRING_SLICES;
+        const struct k_span to = {l->arena, x->to[k]};
+        const struct k_arrange how = {to, to, formats[k], k < 2 ? l->n_ff : l->n_embd,
+                                      k < 2 ? l->n_embd : l->n_ff};
+        fetch(stream, to, x->from[k], k_format_bytes(how.format, how.n_out, how.n_in));
+        code = arrange(&how, stream);
+        if (k == 0)
+            upload(stream,
+                   (struct k_span){l->slots.buffer, l->slots.offset + x->expert * sizeof(x->to)},
+                   x->to, sizeof(x->to));
+    }
+    return code;
+}
+
 static void download(struct k_stream *stream, void *to, struct k_span from, size_t n)
 {
     if (n == 0)
@@ -894,6 +916,7 @@ enum err_code fake_gpu_open(const struct fake_gpu_options *options, struct k_dev
                                           .gather = gather,
                                           .check = check,
                                           .arrange = options->no_arrange ? NULL : arrange,
+                                          .bring = options->no_bring ? NULL : bring,
                                           .enter = enter,
                                           .heads = heads,
                                           .attend = attend,

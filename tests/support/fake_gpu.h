@@ -13,6 +13,7 @@ struct fake_gpu_options {
     uint64_t memory;           /* bytes of the device; 0: without limit */
     bool eager;                /* operations run at once */
     bool no_arrange;           /* weights stay in the file's order */
+    bool no_bring;             /* experts come step by step */
     bool no_pinning;           /* host memory cannot be registered */
     bool no_ranges;            /* chunks of memory cannot come and go */
     struct k_cuda_fault fault; /* from the first call on */

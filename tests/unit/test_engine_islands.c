@@ -184,7 +184,9 @@ static void test_engine_islands_every_budget_gives_the_same_bits(void **state)
         for (size_t r = 0; r < 3; r++)
             for (uint64_t arena = 0; arena <= 2 * MIB; arena += MIB) {
                 const struct fake_gpu_options o = {.eager = islands % (4 * MIB) != 0,
-                                                   .no_arrange = arena == MIB};
+                                                   .no_arrange = arena == MIB,
+                                                   .no_bring = r == 2,
+                                                   .no_pinning = arena == 2 * MIB && r == 0};
                 struct forward_rig s;
                 gpu_rig(&s, &o, arena, islands, rates[r]);
                 if (r == 1)
