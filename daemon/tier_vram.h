@@ -2,10 +2,10 @@
  * transit area for experts that are copied for one use only, and the tables through which the
  * kernels find them. What lies where is expert_cache's and engine_islands' affair: this copies.
  *
- * Copies run on a stream of their own, one after the other. Those of registered memory begin several
- * at a time, in one operation of the device (k_ops.bring); others come over the link into the staging
- * area, are arranged into their place, then the table. The stream that computes waits for them only
- * where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine thread's. */
+ * Copies run on a stream of their own, one after the other. Those of registered memory begin some
+ * at a time, in one operation of the device (k_ops.bring); others come over the link into the
+ * staging area, are arranged into their place, then the table. The stream that computes waits for
+ * them only where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine thread's. */
 #ifndef ISLET_TIER_VRAM_H
 #define ISLET_TIER_VRAM_H
 
@@ -61,8 +61,8 @@ void tier_vram_give_back(struct tier_vram *v, uint32_t chunk);
 enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct err *e)
     __attribute__((warn_unused_result));
 
-/* Has an expert's slices (gate, up, down, in the file's order) copied to `place`, an island's or one
- * of the transit area; `pinned`: they lie in registered memory and hold still until the copy is
+/* Has an expert's slices (gate, up, down, in the file's order) copied to `place`, an island's or
+ * one of the transit area; `pinned`: they lie in registered memory and hold still until the copy is
  * done. It begins with the next call at the latest that is not another of these. */
 void tier_vram_copy(struct tier_vram *v, uint32_t layer, uint32_t expert,
                     const uint8_t *const slices[TIER_VRAM_SLICES], bool pinned, uint64_t place);

@@ -1,7 +1,7 @@
-/* Experts out of the host's memory into the order of k_cuda_tile.h. The kernel itself reads over the
- * link: one launch for many experts, where copies would take calls for each slice of each. Blocks
- * are few, so that computing goes on beside them; a block has the next piece under way while it
- * arranges one. */
+/* Experts out of the host's memory into the order of k_cuda_tile.h. The kernel itself reads over
+ * the link: one launch for many experts, where copies would take calls for each slice of each.
+ * Blocks are few, so that computing goes on beside them; a block has the next piece under way while
+ * it arranges one. */
 #include "k_cuda.cuh"
 #include "k_cuda_tile.h"
 
