@@ -5,7 +5,8 @@
  * Copies run on a stream of their own, one after the other. Those of registered memory begin some
  * at a time, in one operation of the device (k_ops.bring); others come over the link into the
  * staging area, are arranged into their place, then the table. The stream that computes waits for
- * them only where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine thread's. */
+ * them only where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine
+ * thread's. */
 #ifndef ISLET_TIER_VRAM_H
 #define ISLET_TIER_VRAM_H
 
