@@ -46,7 +46,7 @@ struct engine {
     struct engine_run run;
     struct engine_run_devices devices;
     struct engine_govern govern;
-    bool gpu_dropped; /* it failed: it is not tried again */
+    bool gpu_dropped; /* it failed: it is not tried again while the CPU serves */
     bool gpu_lost;    /* and this process should end */
     struct model *model;
     uint64_t started_ns, resident_ns;
@@ -513,8 +513,10 @@ static void *engine_main(void *argument)
     pthread_setname_np(pthread_self(), "engine");
     atomic_store(&g->load_again, true);
     while (!atomic_load(&g->stop)) {
-        if (atomic_exchange(&g->load_again, false) && g->model == NULL)
+        if (atomic_exchange(&g->load_again, false) && g->model == NULL) {
+            g->gpu_dropped = false; /* the CPU alone cannot serve it */
             load_model(g);
+        }
         const bool more = turn(g);
         atomic_fetch_add(&g->heartbeat, 1);
         take_snapshot(g);

@@ -409,6 +409,15 @@ static void test_engine_gpu_fails_and_the_cpu_has_no_room_all_are_answered(void 
     assert_int_equal(snapshot()->status.experts_in_vram, 0);
     assert_int_equal(snapshot()->status.ram_slots_used_bytes, 0);
     assert_int_equal(snapshot()->status.kv_pages_used, 0);
+    engine_load_again(rig.engine); /* the GPU may be well again; there is nothing to lose */
+    while (engine_rig_wait_loaded(&rig) != PROTO_SERVING)
+        sched_yield();
+    engine_rig_forget(&rig);
+    ask();
+    engine_rig_finish(&rig);
+    check_answers();
+    assert_non_null(strstr(snapshot()->backend, "fake+"));
+    assert_int_equal(snapshot()->degraded[0], '\0');
     engine_rig_stop(&rig);
 }
 
