@@ -241,7 +241,6 @@ void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, u
             return;
         begin_copy(is, is->layer, expert, true, place)->background = true;
         is->n_background++;
-        is->counts.promotions++;
     }
 }
 

@@ -25,8 +25,7 @@ struct engine_islands_options {
 
 struct engine_islands_counts {
     uint64_t copies, copied_bytes; /* experts that went over the link */
-    uint64_t promotions;           /* of these: in the background, */
-    uint64_t early;                /* and before their layer chose them, which it then did */
+    uint64_t early;                /* of these: before their layer chose them, which it then did */
 };
 
 struct engine_islands {

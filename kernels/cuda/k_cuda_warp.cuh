@@ -33,12 +33,6 @@ K_CUDA_WARP_INLINE float k_cuda_warp_of_key(uint32_t key)
     return k_float_of_bits((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-/* Largest of the lanes' finite values (0 for -0). */
-K_CUDA_WARP_INLINE float k_cuda_warp_max(float x)
-{
-    return k_cuda_warp_of_key(__reduce_max_sync(K_CUDA_WARP_ALL, k_cuda_warp_key(x)));
-}
-
 K_CUDA_WARP_INLINE float k_cuda_warp_of_f16(uint32_t h)
 {
     return __half2float(__ushort_as_half((unsigned short)h));
