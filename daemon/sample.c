@@ -11,7 +11,6 @@
 enum {
     PIECE = 4096 /* logits that are weighed at a time: the weights stay near */
 };
-#define ONE 1099511627776.0f /* 2^40: weight 1 in fixed point */
 
 enum err_code sample_start(struct sample *s, uint32_t n_vocab, struct err *e)
 {
@@ -186,7 +185,7 @@ static void filter(struct sample *s, const struct proto_run *run, float best)
         n = select_share(s, n, run->top_p);
     uint64_t least = 0;
     if (run->min_p > 0.0f) {
-        least = (uint64_t)(run->min_p * ONE);
+        least = (uint64_t)(run->min_p * K_WEIGHT_ONE);
         least = least == 0 ? 1 : least;
     }
     memset(s->keep, 0, s->n_vocab);

@@ -492,7 +492,9 @@ const char *k_levels_available(void);
 
 /* Host mathematics (A11, A15, A20), the same everywhere. */
 float k_exp32(float x);
-/* ret[i] = trunc(exp32((x[i] - best) / temperature) * 2^40) (A21); gives their sum. best: the
+/* 2^40: weight 1 of the sampler, in fixed point (A21). */
+#define K_WEIGHT_ONE 1099511627776.0f
+/* ret[i] = trunc(exp32((x[i] - best) / temperature) * K_WEIGHT_ONE) (A21); gives their sum. best: the
  * highest of x, or of more. n < 2^23. */
 uint64_t k_weigh(const float *x, uint32_t n, float best, float temperature, uint64_t *ret);
 /* The first of the highest of n > 0 floats; what is not a number is passed over. */

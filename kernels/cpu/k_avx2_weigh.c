@@ -4,8 +4,7 @@
 
 #include "k_avx2_exp.h"
 #include "k_float.h"
-
-static const float ONE = 1099511627776.0f; /* 2^40: weight 1 */
+#include "kernels.h"
 
 /* The integer below each of four numbers from 0 to 2^40. */
 static __m256i whole(__m128 x)
@@ -19,7 +18,7 @@ static __m256i whole(__m128 x)
 uint64_t k_avx2_weigh(const float *x, uint32_t n, float best, float temperature, uint64_t *ret)
 {
     const __m256 top = _mm256_set1_ps(best), over = _mm256_set1_ps(temperature),
-                 one = _mm256_set1_ps(ONE);
+                 one = _mm256_set1_ps(K_WEIGHT_ONE);
     __m256i sum = _mm256_setzero_si256();
     uint32_t i = 0;
     for (; n - i >= 8; i += 8) {
@@ -34,7 +33,7 @@ uint64_t k_avx2_weigh(const float *x, uint32_t n, float best, float temperature,
     uint64_t lanes[4], total = 0;
     _mm256_storeu_si256((__m256i *)(void *)lanes, sum);
     for (; i < n; i++)
-        total += ret[i] = (uint64_t)(k_float_exp32((x[i] - best) / temperature) * ONE);
+        total += ret[i] = (uint64_t)(k_float_exp32((x[i] - best) / temperature) * K_WEIGHT_ONE);
     return total + lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 

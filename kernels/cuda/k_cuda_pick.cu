@@ -106,7 +106,7 @@ static __device__ __forceinline__ void row_best(const struct pick_args &a, uint3
 static __device__ __forceinline__ uint64_t weight_of(float x, float best, float temperature)
 {
     const float z = k_float_div(k_float_sub(x, best), temperature);
-    return __float2ull_rz(k_float_mul(k_float_exp32(z), 1099511627776.0f));
+    return __float2ull_rz(k_float_mul(k_float_exp32(z), K_WEIGHT_ONE));
 }
 
 static __device__ __forceinline__ uint64_t warp_sum(uint64_t sum)

@@ -1,8 +1,7 @@
 /* What a sampler does with a whole vocabulary (A21). */
 #include "k_avx2_weigh.h"
 #include "k_cpu.h"
-
-static const float ONE = 1099511627776.0f; /* 2^40: weight 1 */
+#include "kernels.h"
 
 uint64_t k_weigh(const float *x, uint32_t n, float best, float temperature, uint64_t *ret)
 {
@@ -10,7 +9,7 @@ uint64_t k_weigh(const float *x, uint32_t n, float best, float temperature, uint
     if (k_cpu_has(K_LEVEL_AVX2))
         return k_avx2_weigh(x, n, best, temperature, ret);
     for (uint32_t i = 0; i < n; i++)
-        total += ret[i] = (uint64_t)(k_exp32((x[i] - best) / temperature) * ONE);
+        total += ret[i] = (uint64_t)(k_exp32((x[i] - best) / temperature) * K_WEIGHT_ONE);
     return total;
 }
 
