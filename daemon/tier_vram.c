@@ -294,7 +294,10 @@ bool tier_vram_settle(struct tier_vram *v)
 enum err_code tier_vram_wait(struct tier_vram *v)
 {
     begin(v);
+    v->ops->event_record(v->copied, v->copies); /* with an error, if there is one */
     const enum err_code code = v->ops->wait(v->copies);
+    if (code != ERR_OK)
+        v->ops->event_after(v->copied, v->stream); /* computes nothing with what did not come */
     v->done = v->begun;
     return code;
 }

@@ -437,12 +437,14 @@ struct k_ops {
     void (*chunks_return)(struct k_buffer *range, uint64_t first, uint64_t n);
     void (*memory)(struct k_device *d, uint64_t *ret_free, uint64_t *ret_total); /* 0: unknown */
 
-    /* Order between streams, and times. An event that was never recorded has passed. */
+    /* Order between streams, and times. An event that was never recorded has passed. One that was
+     * recorded after an error of its stream, as wait has not yet told, never passes, and gives the
+     * error to the streams that go on after it. */
     enum err_code (*event_new)(struct k_device *d, struct k_event **ret, struct err *e);
     void (*event_free)(struct k_event *v);
     void (*event_record)(struct k_event *v, struct k_stream *s);
     void (*event_after)(struct k_event *v, struct k_stream *s);   /* s goes on once v has passed */
-    bool (*event_passed)(struct k_event *v);                      /* true also of a failed device */
+    bool (*event_passed)(struct k_event *v);                      /* true also of a lost device */
     double (*event_us)(struct k_event *from, struct k_event *to); /* both passed; -1: unknown */
 
     /* Between begin and end operations, copies and fetches are recorded, not run; only of this

@@ -11,6 +11,8 @@ struct k_event {
     struct k_device *device;
     cudaEvent_t event;
     bool recorded;
+    cudaError_t
+        error; /* of the stream when it was recorded: what it was to tell of did not happen */
 };
 
 struct k_graph {
@@ -234,11 +236,16 @@ static void event_record(struct k_event *v, struct k_stream *s)
     v->recorded = true;
     if (s->error == cudaSuccess)
         (void)K_CUDA_CALL(k_cuda_of(s->device), s, cudaEventRecord(v->event, s->stream));
+    v->error = s->error;
 }
 
 static void event_after(struct k_event *v, struct k_stream *s)
 {
-    if (v->recorded && s->error == cudaSuccess)
+    if (!v->recorded || s->error != cudaSuccess)
+        return;
+    if (v->error != cudaSuccess)
+        s->error = v->error;
+    else
         (void)K_CUDA_CALL(k_cuda_of(s->device), s, cudaStreamWaitEvent(s->stream, v->event, 0));
 }
 
@@ -246,13 +253,15 @@ static bool event_passed(struct k_event *v)
 {
     struct k_cuda *c = k_cuda_of(v->device);
     cudaError_t result = cudaSuccess;
-    if (!v->recorded || !k_cuda_device_may(c, &result))
+    if (!v->recorded)
         return true;
-    result = cudaEventQuery(v->event);
+    if (v->error != cudaSuccess)
+        return c->lost;
+    if (k_cuda_device_may(c, &result))
+        result = cudaEventQuery(v->event);
     if (result == cudaErrorNotReady)
         return false;
-    (void)k_cuda_device_book(c, NULL, result, "cudaEventQuery");
-    return true;
+    return k_cuda_device_book(c, NULL, result, "cudaEventQuery") == cudaSuccess || c->lost;
 }
 
 static double event_us(struct k_event *from, struct k_event *to)

@@ -77,6 +77,7 @@ struct fake_stream {
 };
 struct k_event {
     struct fake *fake;
+    int error; /* of the stream when it was recorded */
 };
 
 static struct fake *fake_of(const struct k_device *d)
@@ -404,16 +405,22 @@ static void event_free(struct k_event *v)
         v->fake->heap->free(v);
 }
 
-static void event_at(struct k_event *v, struct k_stream *s)
+static void event_record(struct k_event *v, struct k_stream *s)
 {
     if (stream_of(s)->error == 0)
         stream_of(s)->error = call_made(v->fake, "event");
+    v->error = stream_of(s)->error;
+}
+
+static void event_after(struct k_event *v, struct k_stream *s)
+{
+    if (stream_of(s)->error == 0)
+        stream_of(s)->error = v->error != 0 ? v->error : call_made(v->fake, "event");
 }
 
 static bool event_passed(struct k_event *v)
 {
-    (void)call_made(v->fake, "event");
-    return true;
+    return (v->error == 0 && call_made(v->fake, "event") == 0) || v->fake->lost != 0;
 }
 
 static double event_us(struct k_event *from, struct k_event *to)
@@ -537,8 +544,8 @@ static void fill(struct k_ops *ret)
     ret->wait = wait;
     ret->event_new = event_new;
     ret->event_free = event_free;
-    ret->event_record = event_at;
-    ret->event_after = event_at;
+    ret->event_record = event_record;
+    ret->event_after = event_after;
     ret->event_passed = event_passed;
     ret->event_us = event_us;
     ret->capture_begin = capture_begin;

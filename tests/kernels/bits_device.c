@@ -196,8 +196,48 @@ static bool faults(struct bits_run *run)
     return code != ERR_OK || same(run, "a copy", bytes, got, sizeof got);
 }
 
+/* A copy fails in a way that the device survives: who waits for it on another stream learns of it,
+ * once. */
+static bool carried(struct bits_run *run)
+{
+    struct bits_side *side = &run->tried;
+    const struct k_ops *ops = side->ops;
+    struct err e = {0};
+    struct k_stream *other = NULL;
+    struct k_event *event = NULL;
+    if (ops->stream_new(side->device, &other, &e) != ERR_OK ||
+        ops->event_new(side->device, &event, &e) != ERR_OK) {
+        printf("device: %s\n", e.text);
+        return false;
+    }
+    const struct k_span x = buffer(side, 4096), y = buffer(side, 4096);
+    const bool early = bits_below(&run->random, 2);
+    ops->inject(side->device, &(struct k_cuda_fault){.nth = 1, .error = 2});
+    ops->copy(side->stream, y, x, 4096);
+    ops->event_record(event, side->stream);
+    bool ok = !ops->event_passed(event);
+    if (early) /* the one that failed was waited for before the other one is told */
+        ok &= ops->wait(side->stream) == ERR_DEVICE;
+    ops->event_after(event, other);
+    ops->copy(other, x, y, 4096);
+    ok &= ops->wait(other) == ERR_DEVICE && ops->wait(other) == ERR_OK;
+    if (!early)
+        ok &= ops->wait(side->stream) == ERR_DEVICE;
+    ops->event_record(event, side->stream);
+    ops->event_after(event, other);
+    ok &= ops->wait(other) == ERR_OK && ops->event_passed(event) && !ops->lost(side->device, NULL);
+    if (!ok)
+        printf("device: who waits for a copy that failed does not learn of it, or twice\n");
+    run->compared++;
+    ops->event_free(event);
+    ops->stream_free(other);
+    ops->buffer_free(x.buffer);
+    ops->buffer_free(y.buffer);
+    return ok;
+}
+
 bool bits_device(struct bits_run *run)
 {
-    static bits_case *const kinds[] = {copies, fetches, ranges, faults};
-    return kinds[bits_below(&run->random, 4)](run) && copies(run);
+    static bits_case *const kinds[] = {copies, fetches, ranges, faults, carried};
+    return kinds[bits_below(&run->random, 5)](run) && copies(run);
 }
