@@ -306,6 +306,10 @@ bool bits_pick(struct bits_run *run)
     for (uint32_t i = 0; i < n_rows; i++)
         how[i] = (struct k_pick_row){.random = bits_below(r, 5) ? bits_next(r) : UINT64_MAX,
                                      .temperature = temperatures[bits_below(r, 10)]};
+    /* with values that are not finite a row has any id of the vocabulary */
+    const uint32_t spoilt = bits_below(r, 4) ? n_rows : bits_below(r, n_rows);
+    for (uint32_t i = bits_below(r, 2) ? n : 1 + bits_below(r, 3); spoilt < n_rows && i > 0; i--)
+        x[(size_t)spoilt * n + bits_below(r, n)] = bits_not_finite(r);
     struct spans p = {.side = side};
     struct k_pick a = {.n_vocab = n};
     a.rows.max_rows = room;
@@ -319,7 +323,8 @@ bool bits_pick(struct bits_run *run)
     ok &= bits_end(side);
     const uint32_t *ids = bits_host(side, a.ids);
     for (uint32_t i = 0; i < n_rows && ok; i++) {
-        const uint32_t want = picked(x + (size_t)i * n, n, &how[i], weights);
+        const uint32_t want =
+            i == spoilt ? ids[i] % n : picked(x + (size_t)i * n, n, &how[i], weights);
         ok = ids[i] == want;
         run->compared++;
         if (!ok)

@@ -1,5 +1,5 @@
-/* An engine with a GPU (a stand-in): the same answers at every budget, without it where it cannot be
- * had, and when it fails at any time. */
+/* An engine with a GPU: the same answers at every budget, without it where it cannot be had, and when
+ * it fails at any time. With a stand-in, and what does not need one with the machine's own too. */
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +19,7 @@
 #include "fake_gpu.h"
 
 #define TINY ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf"
+#define FAKE ISLET_BUILD_DIR "/tests/fake-cuda.so" /* one call fails, the next ones may not */
 #define MIB  (UINT64_C(1) << 20)
 
 #if defined(__SANITIZE_THREAD__) /* gcc: twenty times as slow */
@@ -34,6 +35,8 @@ enum {
 #endif
 
 enum {
+    CUDA_DENSITY = 4,
+    CUDA_LEAST = 2,
     REQUESTS = 4,
     PROMPT = 40,
     NEW = 12,
@@ -49,6 +52,8 @@ static struct proto_token expected[REQUESTS][NEW]; /* of the CPU alone */
 /* How the engine gets its GPU. */
 static struct opener {
     struct fake_gpu_options options;
+    bool cuda;             /* of islet-cuda.so, with the options' fault: the machine's own, */
+    const char *file;      /* or of another such file */
     enum err_code refusal; /* ERR_OK: it is there */
     unsigned opened;
     _Atomic bool waits;      /* until it may open */
@@ -63,7 +68,9 @@ static enum err_code open_gpu(void *context, struct k_device **ret, struct err *
         sched_yield();
     if (o->refusal != ERR_OK)
         return err_set(e, o->refusal, "there is no GPU for this test");
-    const enum err_code code = fake_gpu_open(&o->options, ret, e);
+    const struct k_cuda_options cuda = {.file = o->file, .ordinal = -1, .fault = o->options.fault};
+    const enum err_code code =
+        o->cuda ? k_open_cuda(&cuda, ret, e) : fake_gpu_open(&o->options, ret, e);
     o->device = code == ERR_OK ? *ret : NULL;
     return code;
 }
@@ -177,7 +184,7 @@ static void test_engine_gpu_every_budget_gives_the_same_answers(void **state)
             const struct proto_status *s = &snapshot()->status;
             assert_true(s->vram_budget_bytes > 0 && s->vram_budget_bytes <= least + more);
             assert_int_equal(snapshot()->degraded[0], '\0');
-            assert_non_null(strstr(snapshot()->backend, "fake+"));
+            assert_non_null(strstr(snapshot()->backend, opener.cuda ? "cuda+" : "fake+"));
             engine_rig_stop(&rig);
         }
 }
@@ -302,7 +309,9 @@ static void test_engine_gpu_failing_at_any_call_gives_the_same_answers(void **st
     (void)state;
     unsigned before_answers = 0, while_answering = 0;
     const uint64_t least = least_vram();
-    for (uint64_t nth = 1;; nth += 1 + nth / DENSITY) {
+    const unsigned density = opener.cuda ? CUDA_DENSITY : DENSITY;
+    const unsigned at_least = opener.cuda ? CUDA_LEAST : LEAST;
+    for (uint64_t nth = 1;; nth += 1 + nth / density) {
         opener.options = (struct fake_gpu_options){.memory = 256 * MIB,
                                                    .fault = {.nth = nth, .error = DEVICE_ERROR}};
         opener.opened = 0;
@@ -315,11 +324,14 @@ static void test_engine_gpu_failing_at_any_call_gives_the_same_answers(void **st
         before_answers += !untouched && s->status.preemptions_total == 0;
         if (!untouched)
             assert_int_equal(s->status.vram_budget_bytes, 0);
+        struct k_counts counts = {.calls = nth};
+        if (untouched) /* or the engine did without what that call was for */
+            k_ops(opener.device)->counts(opener.device, &counts);
         engine_rig_stop(&rig);
-        if (untouched)
+        if (counts.calls < nth)
             break;
     }
-    assert_true(before_answers >= LEAST && while_answering >= LEAST);
+    assert_true(before_answers >= at_least && while_answering >= at_least);
 }
 
 /* Experts that come and go by command while the GPU fails: the answers are the same, and no command
@@ -335,7 +347,9 @@ static void test_engine_gpu_failing_beside_commands_answers_all(void **state)
         run_on(&c);
         engine_rig_forget(&rig);
         k_ops(opener.device)
-            ->inject(opener.device, &(struct k_cuda_fault){.nth = nths[k], .error = DEVICE_ERROR});
+            ->inject(opener.device, &(struct k_cuda_fault){.nth = nths[k],
+                                                           .error = DEVICE_ERROR,
+                                                           .forever = opener.cuda});
         for (uint32_t i = 0; i < 256; i++) {
             struct engine_command *m = alloc_zero(ALLOC_REQUEST, 1, sizeof(*m));
             assert_non_null(m);
@@ -519,6 +533,63 @@ static void test_engine_gpu_that_opens_at_the_second_try_is_not_degraded(void **
     unlink(path);
 }
 
+/* ---- the machine's own GPU ---- */
+
+static void test_engine_gpu_survives_and_fails_at_any_call_gives_the_same_answers(void **state)
+{
+    opener.cuda = true;
+    opener.file = FAKE;
+    test_engine_gpu_failing_at_any_call_gives_the_same_answers(state);
+}
+
+/* Is there one? Then it is what opens from now on. */
+static bool has_cuda(void)
+{
+    struct k_device *device = NULL;
+    struct err e = {.code = ERR_OK};
+    const enum err_code code = k_open_cuda(&(struct k_cuda_options){.ordinal = -1}, &device, &e);
+    if (code == ERR_UNSUPPORTED) {
+        print_message("skip: no CUDA device: %s\n", e.text);
+        return false;
+    }
+    assert_int_equal(code, ERR_OK);
+    k_close(device);
+    opener.cuda = true;
+    return true;
+}
+
+static void on_cuda(void **state, CMUnitTestFunction test)
+{
+    if (!has_cuda())
+        skip();
+    test(state);
+}
+
+static void test_engine_gpu_cuda_every_budget_gives_the_same_answers(void **state)
+{
+    on_cuda(state, test_engine_gpu_every_budget_gives_the_same_answers);
+}
+
+static void test_engine_gpu_cuda_auto_budget_holds_all_and_every_use_is_a_hit(void **state)
+{
+    on_cuda(state, test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit);
+}
+
+static void test_engine_gpu_cuda_a_hundred_requests_of_other_experts_all_succeed(void **state)
+{
+    on_cuda(state, test_engine_gpu_a_hundred_requests_of_other_experts_all_succeed);
+}
+
+static void test_engine_gpu_cuda_failing_at_any_call_gives_the_same_answers(void **state)
+{
+    on_cuda(state, test_engine_gpu_failing_at_any_call_gives_the_same_answers);
+}
+
+static void test_engine_gpu_cuda_failing_beside_commands_answers_all(void **state)
+{
+    on_cuda(state, test_engine_gpu_failing_beside_commands_answers_all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +609,16 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
+        cmocka_unit_test_setup(
+            test_engine_gpu_survives_and_fails_at_any_call_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_cuda_every_budget_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_cuda_auto_budget_holds_all_and_every_use_is_a_hit,
+                               reset),
+        cmocka_unit_test_setup(test_engine_gpu_cuda_a_hundred_requests_of_other_experts_all_succeed,
+                               reset),
+        cmocka_unit_test_setup(test_engine_gpu_cuda_failing_at_any_call_gives_the_same_answers,
+                               reset),
+        cmocka_unit_test_setup(test_engine_gpu_cuda_failing_beside_commands_answers_all, reset),
     };
     return cmocka_run_group_tests(tests, set_expected, NULL);
 }

@@ -1,6 +1,7 @@
 /* Sixteen requests at once while experts come and go by command, requests and commands are
  * cancelled, the GPU's memory and heat change with every reading and calls of it fail: every answer
- * has the bits that it has alone, everybody is answered, and nothing is left over. */
+ * has the bits that it has alone, everybody is answered, and nothing is left over. With a stand-in
+ * for the GPU, and with the machine's own where there is one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -62,10 +63,14 @@ static bool one_in(uint32_t n)
 /* ---- the GPU ---- */
 
 static struct fake_gpu_options gpu_options;
+static bool on_cuda; /* the machine's own, with the options' fault */
 
 static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
 {
     (void)context;
+    if (on_cuda)
+        return k_open_cuda(&(struct k_cuda_options){.ordinal = -1, .fault = gpu_options.fault}, ret,
+                           e);
     return fake_gpu_open(&gpu_options, ret, e);
 }
 
@@ -282,18 +287,40 @@ static void storm(void)
     assert_int_equal(alloc_live_blocks(), live);
 }
 
-static void test_engine_storm_answers_have_the_bits_they_have_alone(void **state)
+static void storms(void)
 {
-    (void)state;
     for (seed = 1; seed <= SEEDS; seed++) {
         n_draws = 0;
         storm();
     }
 }
 
+static void test_engine_storm_answers_have_the_bits_they_have_alone(void **state)
+{
+    (void)state;
+    storms();
+}
+
+static void test_engine_storm_cuda_answers_have_the_bits_they_have_alone(void **state)
+{
+    struct k_device *device = NULL;
+    struct err e = {.code = ERR_OK};
+    (void)state;
+    const enum err_code code = k_open_cuda(&(struct k_cuda_options){.ordinal = -1}, &device, &e);
+    if (code == ERR_UNSUPPORTED) {
+        print_message("skip: no CUDA device: %s\n", e.text);
+        skip();
+    }
+    assert_int_equal(code, ERR_OK);
+    k_close(device);
+    on_cuda = true;
+    storms();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_engine_storm_answers_have_the_bits_they_have_alone)};
+        cmocka_unit_test(test_engine_storm_answers_have_the_bits_they_have_alone),
+        cmocka_unit_test(test_engine_storm_cuda_answers_have_the_bits_they_have_alone)};
     return cmocka_run_group_tests(tests, set_expected, NULL);
 }
