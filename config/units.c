@@ -63,6 +63,8 @@ static enum err_code units_parse(const char *text, const struct units_row *rows,
         return err_set(e, ERR_ARGUMENT, "%.80s: not a number with a unit, for example %s", text,
                        example);
     p += strspn(p, " \t");
+    const size_t unit = strcspn(p, " \t");
+    const bool trailed = p[unit + strspn(p + unit, " \t")] == '\0'; /* by spaces alone */
     if (*p == '\0' && whole == 0 && nano == 0) {
         *ret = 0;
         return ERR_OK;
@@ -71,7 +73,7 @@ static enum err_code units_parse(const char *text, const struct units_row *rows,
         return err_set(e, ERR_ARGUMENT, "%.80s: a unit is missing, for example %.80s %s", text,
                        text, strchr(example, ' ') + 1);
     for (const struct units_row *r = rows; r->name != NULL; r++) {
-        if (strcasecmp(p, r->name) != 0)
+        if (!trailed || unit != strlen(r->name) || strncasecmp(p, r->name, unit) != 0)
             continue;
         /* nano < 10^9 and factor <= 2^40: the product needs more than 64 bits. */
         uint64_t part = (uint64_t)((unsigned __int128)nano * r->factor / 1000000000u);
@@ -103,17 +105,36 @@ enum err_code units_parse_ms(const char *text, int64_t *ret, struct err *e)
     return rc;
 }
 
-struct units_text units_bytes(uint64_t bytes)
+static unsigned units_binary(uint64_t bytes)
 {
-    struct units_text t;
     unsigned i = 0;
     while (i < 4 && bytes >> (10 * (i + 1)) != 0)
         i++;
+    return i;
+}
+
+struct units_text units_bytes(uint64_t bytes)
+{
+    struct units_text t;
+    const unsigned i = units_binary(bytes);
     if (i == 0)
         snprintf(t.s, sizeof t.s, "%llu B", (unsigned long long)bytes);
     else
         snprintf(t.s, sizeof t.s, "%.2f %s", (double)bytes / (double)units_sizes[i].factor,
                  units_sizes[i].name);
+    return t;
+}
+
+struct units_text units_bytes_up(uint64_t bytes)
+{
+    const unsigned i = units_binary(bytes);
+    if (i == 0)
+        return units_bytes(bytes);
+    struct units_text t;
+    const unsigned __int128 factor = units_sizes[i].factor;
+    const uint64_t hundredths = (uint64_t)(((unsigned __int128)bytes * 100 + factor - 1) / factor);
+    snprintf(t.s, sizeof t.s, "%llu.%02u %s", (unsigned long long)(hundredths / 100),
+             (unsigned)(hundredths % 100), units_sizes[i].name);
     return t;
 }
 

@@ -27,7 +27,7 @@ static enum err_code too_small(const struct engine_budget_needs *needs, uint64_t
                    needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
                    units_bytes(needs->weights).s, units_bytes(needs->kv).s, grows ? " (auto)" : "",
                    units_bytes(needs->work).s, units_bytes(least_arena).s, grows ? "; " : " = ",
-                   units_bytes(grows ? needs->least : least).s);
+                   units_bytes_up(grows ? needs->least : least).s);
 }
 
 enum err_code engine_budget_split(const struct engine_budget_needs *needs,
@@ -53,7 +53,7 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
                        units_bytes(needs->weights).s, units_bytes(needs->kv).s,
                        units_bytes(needs->work).s, units_bytes(arena).s,
                        units_bytes(needs->available).s,
-                       units_bytes(needs->least != 0 ? needs->least : least).s);
+                       units_bytes_up(needs->least != 0 ? needs->least : least).s);
     *ret = (struct engine_budget){.arena = arena,
                                   .total = fixed + arena,
                                   .all_resident = arena >= needs->experts,
@@ -83,7 +83,7 @@ enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *ne
                        needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
                        units_bytes(needs->weights).s, units_bytes(needs->kv).s,
                        units_bytes(needs->work).s,
-                       units_bytes(needs->fixed + needs->least_islands).s, units_bytes(least).s);
+                       units_bytes(needs->fixed + needs->least_islands).s, units_bytes_up(least).s);
     const uint64_t rest = (needs->budget - fixed) & ~(PAGE - 1ull);
     uint64_t islands = (needs->experts + PAGE - 1) & ~(PAGE - 1ull);
     islands = islands < needs->least_islands ? needs->least_islands : islands;
@@ -91,7 +91,7 @@ enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *ne
     if (needs->available != 0 && fixed + islands > needs->available)
         return err_set(
             e, ERR_NOMEM, "memory.vram_budget %s: the GPU has %s free; lower it (least here: %s)",
-            units_bytes(needs->budget).s, units_bytes(needs->available).s, units_bytes(least).s);
+            units_bytes(needs->budget).s, units_bytes(needs->available).s, units_bytes_up(least).s);
     *ret = (struct engine_budget_vram){
         .islands = islands, .total = fixed + islands, .all_resident = islands >= needs->experts};
     return ERR_OK;

@@ -174,7 +174,7 @@ static void put_row(const struct worker_plan_row *r, FILE *out)
     else
         snprintf(range, sizeof(range), "%s .. %s .. %s", speed(r->misses).s, speed(r->uniform).s,
                  speed(r->usual).s);
-    fprintf(out, "  %-10s %-21s %7u %8u %7.0f %%   %s%s\n", units_bytes(r->plan.needs.budget).s,
+    fprintf(out, "  %-10s %-21s %7u %8u %7.0f %%   %s%s\n", units_bytes_up(r->plan.needs.budget).s,
             meaning(r->name), r->plan.n_ctx, r->slots, 100 * r->resident, range,
             r->fits ? "" : "   (more than is available)");
 }

@@ -169,6 +169,18 @@ describe('plan', () => {
       }
     }
   });
+  test('the least that it names works, however small and wherever it is read', () => {
+    const small = ['--set', 'batch.prefill_chunk=1', '--set', 'batch.max_sequences=1'];
+    for (const extra of [small, [...small, '--set', 'memory.kv_budget=1.3 MiB'], ['--set', 'memory.kv_budget=2.61 MiB']]) {
+      const less = plan(...extra, '--set', 'memory.ram_budget=1 MiB');
+      assert.equal(less.code, 78);
+      const named = [less.err.match(/([\d.]+ MiB) is the least that works/)[1], less.out.match(/^ +([\d.]+ MiB) +the least that works/m)[1]];
+      for (const least of named) {
+        const again = plan(...extra, '--set', `memory.ram_budget=${least}`);
+        assert.equal(again.code, 0, again.err);
+      }
+    }
+  });
   test('each budget that it names works, and one less than the least does not', () => {
     const all = JSON.parse(plan('--json').out);
     assert.ok(all.other_budgets.length >= 2);

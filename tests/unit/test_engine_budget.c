@@ -181,7 +181,7 @@ static void test_engine_budget_vram_refusal_says_the_least(void **state)
     struct err e = {.code = ERR_OK};
     struct engine_budget_vram_needs n = vram_needs_of(1500 * MIB - 1);
     assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_NOMEM);
-    assert_non_null(strstr(e.text, "1.46 GiB is the least that works"));
+    assert_non_null(strstr(e.text, "1.47 GiB is the least that works"));
     n = vram_needs_of(4 * GIB);
     n.available = 3 * GIB;
     e = (struct err){.code = ERR_OK};

@@ -3,12 +3,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "engine_plan.h"
 #include "engine_rig.h"
+#include "units.h"
 
 #define TINY ISLET_TEST_DIR "/models/tinymoe-q8_0.gguf"
 #define MIB  (UINT64_C(1) << 20)
@@ -114,6 +116,37 @@ static void test_engine_plan_least_for_slots_has_them(void **state)
     }
 }
 
+/* The figure before " is the least that works", as a user would type it in. */
+static uint64_t least_of(const char *text)
+{
+    char figure[32];
+    uint64_t bytes = 0;
+    struct err e = {0};
+    const char *end = strstr(text, " is the least that works");
+    assert_non_null(end);
+    const char *start = end;
+    while (start > text && strchr("0123456789. KMGiB", start[-1]) != NULL)
+        start--;
+    snprintf(figure, sizeof(figure), "%.*s", (int)(end - start), start + strspn(start, " "));
+    if (units_parse_bytes(figure, &bytes, &e) != ERR_OK)
+        fail_msg("%s", e.text);
+    return bytes;
+}
+
+/* Its fractions of a MiB are rounded, but never down. */
+static void test_engine_plan_refusal_of_set_kv_names_a_figure_that_works(void **state)
+{
+    (void)state;
+    for (uint64_t kv = MIB; kv < 3 * MIB; kv += 12345) {
+        struct engine_config c = config_of(MIB, kv);
+        struct engine_plan plan;
+        struct err e = {0};
+        assert_int_equal(engine_plan_make(&c, &machine, model, &plan, &e), ERR_NOMEM);
+        c.ram_budget = least_of(e.text);
+        (void)plan_of(&c);
+    }
+}
+
 static void test_engine_plan_refusal_names_a_budget_that_works(void **state)
 {
     (void)state;
@@ -129,6 +162,8 @@ static void test_engine_plan_refusal_names_a_budget_that_works(void **state)
         assert_true(plan.needs.least > c.ram_budget);
         struct engine_config better = c;
         better.ram_budget = plan.needs.least;
+        (void)plan_of(&better);
+        better.ram_budget = least_of(e.text);
         (void)plan_of(&better);
     }
     assert_true(c.ram_budget < 64 * MIB);
@@ -160,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_engine_plan_is_what_a_started_engine_takes),
         cmocka_unit_test(test_engine_plan_least_works_and_one_mib_less_does_not),
         cmocka_unit_test(test_engine_plan_least_for_slots_has_them),
+        cmocka_unit_test(test_engine_plan_refusal_of_set_kv_names_a_figure_that_works),
         cmocka_unit_test(test_engine_plan_refusal_names_a_budget_that_works),
         cmocka_unit_test(test_engine_plan_more_than_available_is_refused),
         cmocka_unit_test(test_engine_plan_token_is_the_slices_of_its_experts),

@@ -26,6 +26,8 @@ static void test_units_sizes_parse_exactly(void **state)
         {"2 tib", UINT64_C(2) << 40},
         {"0 B", 0},
         {"0.0", 0},
+        {"12GiB ", UINT64_C(12) << 30},
+        {"12\tGiB \t", UINT64_C(12) << 30},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct err e = {.code = ERR_OK};
@@ -69,6 +71,9 @@ static void test_units_bad_texts_say_what_would_be_right(void **state)
         {"99999999999999999999 B", "not a number"},
         {"9999999999 TiB", "too large"},
         {"0x10 B", "unknown unit"},
+        {"1 Gi B", "unknown unit Gi B"},
+        {"1 GiB GiB", "unknown unit GiB GiB"},
+        {"1 M", "unknown unit M;"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct err e = {.code = ERR_OK};
@@ -98,6 +103,21 @@ static void test_units_print(void **state)
     assert_string_equal(units_ms(5400000).s, "1.5 h");
 }
 
+/* What is said to be the least that works is typed in again. */
+static void test_units_rounded_up_are_never_less(void **state)
+{
+    (void)state;
+    assert_string_equal(units_bytes_up(1023).s, "1023 B");
+    assert_string_equal(units_bytes_up(UINT64_C(112) << 20).s, "112.00 MiB");
+    assert_string_equal(units_bytes_up((UINT64_C(112) << 20) + 1).s, "112.01 MiB");
+    assert_string_equal(units_bytes_up((UINT64_C(1) << 30) - 1).s, "1024.00 MiB");
+    uint64_t bytes = 1, back = 0;
+    for (unsigned i = 0; i < 60; i++, bytes = bytes * 2 + i * i) {
+        assert_int_equal(units_parse_bytes(units_bytes_up(bytes).s, &back, NULL), ERR_OK);
+        assert_true(back >= bytes && back - bytes <= bytes / 100 + 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -105,6 +125,7 @@ int main(void)
         cmocka_unit_test(test_units_times_parse),
         cmocka_unit_test(test_units_bad_texts_say_what_would_be_right),
         cmocka_unit_test(test_units_print),
+        cmocka_unit_test(test_units_rounded_up_are_never_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
