@@ -34,6 +34,7 @@ struct engine_config {
     engine_open_gpu_fn *open_gpu; /* engine thread; NULL: there is none */
     void *open_gpu_context;
     uint64_t vram_budget;   /* bytes; 0: auto */
+    unsigned placement;     /* enum engine_placement: what a bench compares */
     uint64_t kv_budget;     /* bytes; 0: auto */
     unsigned ssd_io;        /* enum tier_ssd_io */
     uint32_t ssd_depth;     /* reads in flight */

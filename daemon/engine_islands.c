@@ -77,6 +77,7 @@ enum err_code engine_islands_start(struct engine_islands *is,
                                   .n_expert = shape->n_expert,
                                   .n_used = shape->n_expert_used,
                                   .islands_bytes = options->islands_bytes,
+                                  .placement = options->placement,
                                   .early_layer = shape->n_layer};
     enum err_code code =
         tier_vram_start(&is->vram,
@@ -235,6 +236,8 @@ void engine_islands_end(struct engine_islands *is)
 void engine_islands_promote(struct engine_islands *is, const uint32_t *groups, uint32_t n)
 {
     uint64_t place;
+    if (is->placement == ENGINE_PLACEMENT_LAYERS)
+        return;
     for (uint32_t i = 0; i < n && is->n_background < BACKGROUND; i++) {
         const uint32_t expert = is->groups[groups[(is->steps + i) % n]].expert;
         if (!reserve(is, is->layer, expert, &place))

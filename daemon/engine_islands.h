@@ -13,6 +13,7 @@
 #define ISLET_ENGINE_ISLANDS_H
 
 #include "engine_experts.h"
+#include "engine_split.h"
 #include "tier_vram.h"
 
 struct engine_islands_options {
@@ -21,6 +22,7 @@ struct engine_islands_options {
     struct engine_experts *experts; /* borrowed; must outlive this */
     uint64_t islands_bytes;
     uint32_t max_rows; /* of a step */
+    enum engine_placement placement;
 };
 
 struct engine_islands_counts {
@@ -36,6 +38,7 @@ struct engine_islands {
     bool pinned;                /* the RAM arena is registered with the device */
     uint32_t n_layer, n_expert, n_used;
     uint64_t islands_bytes;
+    enum engine_placement placement;
     struct engine_islands_counts counts;
 
     /* of the layer that is computed: indices into its groups */

@@ -260,7 +260,8 @@ static uint32_t split(struct engine_forward *f, const struct engine_experts_laye
                                                .row_bytes = shape->n_embd * sizeof(float),
                                                .n_resident = n_resident,
                                                .n = n,
-                                               .n_rows = rows};
+                                               .n_rows = rows,
+                                               .placement = f->islands->placement};
     const uint32_t copied = engine_split_plan(&f->hybrid->rates, &figures, f->host_selected);
     for (uint32_t i = 0; i < n; i++)
         f->host_selected[i] = selected[f->host_selected[i]];

@@ -73,13 +73,16 @@ static enum err_code start_gpu(struct engine_run *run, const struct engine_run_d
                                uint32_t max_rows, struct err *e)
 {
     struct engine_split_rates rates;
+    const enum engine_placement placement = (enum engine_placement)run->config->placement;
+    const uint64_t islands = placement == ENGINE_PLACEMENT_CPU ? 0 : run->vram.islands;
     enum err_code code =
         engine_islands_start(&run->islands,
                              &(struct engine_islands_options){.device = devices->gpu,
                                                               .stream = devices->gpu_stream,
                                                               .experts = run->experts,
-                                                              .islands_bytes = run->vram.islands,
-                                                              .max_rows = max_rows},
+                                                              .islands_bytes = islands,
+                                                              .max_rows = max_rows,
+                                                              .placement = placement},
                              e);
     if (code == ERR_OK)
         code = engine_calibrate(devices->cpu, &run->islands, run->config->ticks, &rates, e);

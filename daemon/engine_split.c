@@ -28,6 +28,8 @@ uint32_t engine_split_plan(const struct engine_split_rates *rates,
     double cpu = 0, best = 0;
     uint32_t best_copied = layer->n;
     sort(layer->n_rows, layer->n, ret_order);
+    if (layer->placement != ENGINE_PLACEMENT_BEST)
+        return layer->placement == ENGINE_PLACEMENT_COPY ? layer->n : 0;
     for (uint32_t i = 0; i <= layer->n; i++) { /* the last i are the CPU's */
         const uint32_t copied = layer->n - i;
         if (i > 0)

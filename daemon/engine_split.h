@@ -6,6 +6,14 @@
 
 #include <stdint.h>
 
+/* Who computes experts that are in no island. The answers are the same. */
+enum engine_placement {
+    ENGINE_PLACEMENT_BEST,   /* by the rates; islands have what is used most */
+    ENGINE_PLACEMENT_CPU,    /* the others are there to be measured against: the CPU, for all */
+    ENGINE_PLACEMENT_LAYERS, /* the CPU; the first layers' experts are in islands and stay there */
+    ENGINE_PLACEMENT_COPY    /* the GPU; islands have what is used most */
+};
+
 /* Bytes a second but for what ends in _ns. */
 struct engine_split_rates {
     double link;    /* copies to the GPU */
@@ -22,6 +30,7 @@ struct engine_split_layer {
     uint32_t n_resident;    /* experts that the GPU computes in any case */
     uint32_t n;             /* experts to be split, */
     const uint32_t *n_rows; /* [n] with so many rows each */
+    enum engine_placement placement;
 };
 
 /* Time that the CPU takes for an expert, the way of its results to the GPU included. */

@@ -16,6 +16,7 @@
 #include "alloc.h"
 #include "engine_commands.h"
 #include "engine_rig.h"
+#include "engine_split.h"
 #include "fake_gpu.h"
 
 #define TINY ISLET_TEST_DIR "/models/tinymoe-q4_k_m.gguf"
@@ -187,6 +188,31 @@ static void test_engine_gpu_every_budget_gives_the_same_answers(void **state)
             assert_non_null(strstr(snapshot()->backend, opener.cuda ? "cuda+" : "fake+"));
             engine_rig_stop(&rig);
         }
+}
+
+static void test_engine_gpu_every_placement_gives_the_same_answers(void **state)
+{
+    (void)state;
+    const uint64_t least = least_vram();
+    for (unsigned p = ENGINE_PLACEMENT_BEST; p <= ENGINE_PLACEMENT_COPY; p++) {
+        opener.options = (struct fake_gpu_options){.memory = 256 * MIB};
+        struct engine_config c = config_of(least + 4 * MIB, 0);
+        c.placement = p;
+        run_on(&c);
+        const struct proto_status *s = &snapshot()->status;
+        assert_int_equal(snapshot()->degraded[0], '\0');
+        if (p == ENGINE_PLACEMENT_CPU)
+            assert_int_equal(s->expert_copy_bytes_total, 0);
+        if (p == ENGINE_PLACEMENT_LAYERS) { /* what is in islands came there once */
+            assert_true(s->expert_hits_vram_total > 0);
+            assert_true(s->expert_copy_bytes_total <= s->vram_islands_bytes);
+        }
+        if (p == ENGINE_PLACEMENT_COPY)
+            assert_int_equal(s->cpu_experts_us_total, 0);
+        else if (p != ENGINE_PLACEMENT_BEST)
+            assert_true(s->cpu_experts_us_total > 0);
+        engine_rig_stop(&rig);
+    }
 }
 
 static void test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit(void **state)
@@ -594,6 +620,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_engine_gpu_every_budget_gives_the_same_answers, reset),
+        cmocka_unit_test_setup(test_engine_gpu_every_placement_gives_the_same_answers, reset),
         cmocka_unit_test_setup(test_engine_gpu_auto_budget_holds_all_and_every_use_is_a_hit, reset),
         cmocka_unit_test_setup(test_engine_gpu_a_hundred_requests_of_other_experts_all_succeed,
                                reset),
