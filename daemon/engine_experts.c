@@ -138,15 +138,19 @@ static uint32_t id_of(const struct engine_experts *x, uint32_t layer, uint32_t e
     return layer * x->model->shape.n_expert + expert;
 }
 
-/* Begins the read of an absent expert. False: no room in the queue or among the slots. */
-static bool start_read(struct engine_experts *x, uint32_t layer, uint32_t expert, bool pin)
+/* Begins the read of an absent expert, of *ret_bytes (NULL: nobody is charged). False: no room in the
+ * queue or among the slots. */
+static bool start_read(struct engine_experts *x, uint32_t layer, uint32_t expert, bool pin,
+                       uint64_t *ret_bytes)
 {
     struct tier_ssd_part parts[TIER_SSD_PARTS];
     uint64_t place = 0;
     if (tier_ssd_room(x->ssd) == 0 || !expert_cache_reserve(x->cache, layer, expert, pin, &place))
         return false;
     model_expert_parts(x->model, layer, expert, place, parts);
-    tier_ssd_start(x->ssd, id_of(x, layer, expert), parts, TIER_SSD_PARTS);
+    const uint64_t bytes = tier_ssd_start(x->ssd, id_of(x, layer, expert), parts, TIER_SSD_PARTS);
+    if (ret_bytes != NULL)
+        *ret_bytes = bytes;
     return true;
 }
 
@@ -268,16 +272,38 @@ static bool is_above(const struct engine_experts *x, uint32_t layer, uint32_t ex
     return x->above != NULL && expert_cache_state(x->above, layer, expert) == EXPERT_CACHE_READY;
 }
 
+static uint32_t row_of(const struct engine_experts *x, const struct k_group *g, uint32_t i)
+{
+    return x->order[g->first + i] / x->model->shape.n_expert_used;
+}
+
+/* The rows of a group share the bytes that are read for it, to the last one. */
+static void charge_group(struct engine_experts *x, const struct k_group *g, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < g->count; i++)
+        x->row_bytes[row_of(x, g, i)] += bytes / g->count + (i < bytes % g->count);
+}
+
+/* What is read before anyone has chosen it is read for all rows of the step. */
+static void charge_step(struct engine_experts *x, uint64_t bytes)
+{
+    const uint64_t share = bytes / x->n_rows, rest = bytes % x->n_rows;
+    for (uint32_t i = 0; i < x->n_rows; i++)
+        x->row_bytes[i] += share + (i < rest);
+}
+
 /* Reads what the next layer is expected to choose. The reads hold pins until it has chosen: the
  * policy alone would rather keep what it has seen more often. */
 static bool start_expected(struct engine_experts *x)
 {
+    uint64_t bytes = 0;
     for (; x->next_expected < x->n_expected; x->next_expected++) {
         const uint32_t expert = x->expected[x->next_expected];
         if (expert_cache_state(x->cache, x->layer + 1, expert) != EXPERT_CACHE_ABSENT)
             continue;
-        if (!start_read(x, x->layer + 1, expert, true))
+        if (!start_read(x, x->layer + 1, expert, true, &bytes))
             return false;
+        charge_step(x, bytes);
         x->held_layer = x->layer + 1;
         x->held[x->n_held++] = expert;
         x->guesses++;
@@ -301,21 +327,26 @@ static void release_held(struct engine_experts *x)
  * layer. */
 static void start_reads(struct engine_experts *x)
 {
+    uint64_t bytes = 0;
     while (x->next_missing < x->n_missing) {
         const uint32_t group = x->missing[x->next_missing], expert = x->groups[group].expert;
-        if (!start_read(x, x->layer, expert, true))
+        if (!start_read(x, x->layer, expert, true, &bytes))
             return;
+        charge_group(x, &x->groups[group], bytes);
         x->group_of[expert] = group + 1;
         x->n_waiting++;
         x->next_missing++;
     }
     if (!start_expected(x))
         return;
-    for (; x->ahead && x->next_ahead < x->model->shape.n_expert; x->next_ahead++)
-        if (!is_above(x, x->layer + 1, x->next_ahead) &&
-            expert_cache_state(x->cache, x->layer + 1, x->next_ahead) == EXPERT_CACHE_ABSENT &&
-            !start_read(x, x->layer + 1, x->next_ahead, false))
+    for (; x->ahead && x->next_ahead < x->model->shape.n_expert; x->next_ahead++) {
+        if (is_above(x, x->layer + 1, x->next_ahead) ||
+            expert_cache_state(x->cache, x->layer + 1, x->next_ahead) != EXPERT_CACHE_ABSENT)
+            continue;
+        if (!start_read(x, x->layer + 1, x->next_ahead, false, &bytes))
             return;
+        charge_step(x, bytes);
+    }
 }
 
 /* ---- a layer ---- */
@@ -336,27 +367,15 @@ static bool all_there(const struct engine_experts *x)
     return x->all_fit && expert_cache_count(x->cache).resident == x->n_experts;
 }
 
-/* The rows of a group share the bytes that are read for it; they wait if those are not there yet. */
-static void count_read(struct engine_experts *x, const struct k_group *g, bool waits)
-{
-    const uint64_t bytes = x->model->expert_bytes[x->layer] / g->count;
-    for (uint32_t i = 0; i < g->count; i++) {
-        const uint32_t row = x->order[g->first + i] / x->model->shape.n_expert_used;
-        x->row_misses[row] += waits;
-        x->row_bytes[row] += bytes;
-    }
-}
-
 /* A group that the layer needs: READY, read already, or to be read. */
 static void need(struct engine_experts *x, uint32_t g)
 {
-    const uint32_t expert = x->groups[g].expert;
+    const struct k_group *group = &x->groups[g];
+    const uint32_t expert = group->expert;
     x->guesses_right += x->is_held[expert];
-    switch (expert_cache_need(x->cache, x->layer, expert, x->groups[g].count)) {
+    switch (expert_cache_need(x->cache, x->layer, expert, group->count)) {
     case EXPERT_CACHE_READY:
         x->ready[x->n_there++] = g;
-        if (x->is_held[expert])
-            count_read(x, &x->groups[g], false);
         return;
     case EXPERT_CACHE_LOADING:
         x->group_of[expert] = g + 1;
@@ -366,7 +385,8 @@ static void need(struct engine_experts *x, uint32_t g)
         x->missing[x->n_missing++] = g;
         break;
     }
-    count_read(x, &x->groups[g], true);
+    for (uint32_t i = 0; i < group->count; i++)
+        x->row_misses[row_of(x, group, i)]++;
 }
 
 void engine_experts_layer(struct engine_experts *x, const struct engine_experts_layer *layer)
@@ -498,7 +518,7 @@ static bool fill_some(struct engine_experts *x, uint32_t most)
         const uint32_t layer = x->warm / n_expert, expert = x->warm % n_expert;
         if (expert_cache_state(x->cache, layer, expert) != EXPERT_CACHE_ABSENT)
             continue;
-        if (start_read(x, layer, expert, false))
+        if (start_read(x, layer, expert, false, NULL))
             most--;
         else if (reads_open(x))
             break;
@@ -533,13 +553,13 @@ bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t exp
 {
     leave_layer(x);
     tier_ssd_reserved(x->ssd, atomic_load(&x->ram.reserved));
-    return start_read(x, layer, expert, true);
+    return start_read(x, layer, expert, true, NULL);
 }
 
 bool engine_experts_bring(struct engine_experts *x, uint32_t layer, uint32_t expert, bool passes)
 {
     leave_layer(x);
-    if (!start_read(x, layer, expert, passes))
+    if (!start_read(x, layer, expert, passes, NULL))
         return false;
     if (passes) /* no step may find slots pinned that it does not know of */
         expert_cache_unpin(x->cache, layer, expert);

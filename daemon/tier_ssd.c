@@ -297,7 +297,18 @@ static void ssd_pump(struct tier_ssd *t)
         t->reader->start(t->reader, t->ops, n);
 }
 
-void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts, uint32_t n)
+static uint64_t ssd_bytes_of(const struct tier_ssd *t, const struct ssd_request *q)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < q->n_runs; i++) {
+        const uint64_t size = t->files[q->runs[i].file].size;
+        bytes += (q->runs[i].end < size ? q->runs[i].end : size) - q->runs[i].start;
+    }
+    return bytes;
+}
+
+uint64_t tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts,
+                        uint32_t n)
 {
     assert(t->n_free > 0 && n <= TIER_SSD_PARTS);
     const uint32_t request = t->free[--t->n_free];
@@ -317,10 +328,11 @@ void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part 
     }
     if (q->error.code != ERR_OK || q->n_runs == 0) {
         ssd_end_request(t, request);
-        return;
+        return 0;
     }
     ssd_ring_push(&t->queue, request);
     ssd_pump(t);
+    return ssd_bytes_of(t, q);
 }
 
 uint32_t tier_ssd_room(const struct tier_ssd *t)

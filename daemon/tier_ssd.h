@@ -77,8 +77,11 @@ void tier_ssd_close(struct tier_ssd *t);
 
 /* Queues the parts of one request, [n] with n <= TIER_SSD_PARTS; `id` is the caller's name for it.
  * Touching parts become one read. At most TIER_SSD_REQUESTS may be open (tier_ssd_room). Reads
- * begin at once, as many as `depth` allows, in the order of the calls. */
-void tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts, uint32_t n);
+ * begin at once, as many as `depth` allows, in the order of the calls. Returns the bytes that will be
+ * counted for it if no read fails or is repeated: windows that parts share once, none behind the end
+ * of the file. */
+uint64_t tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts,
+                        uint32_t n);
 /* Requests that may be started now. */
 uint32_t tier_ssd_room(const struct tier_ssd *t);
 /* Takes up to n results of requests that ended and keeps the queue going. With `block` waits for at

@@ -381,6 +381,14 @@ static void test_engine_experts_reads_of_a_layer_beat(void **state)
     forward_rig_close(&s);
 }
 
+static uint64_t bytes_of_rows(const struct forward_rig *s)
+{
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < s->forward->n_rows; r++)
+        bytes += s->experts->row_bytes[r];
+    return bytes;
+}
+
 /* Steps of 1 to 4 rows, in turn with all eight, so that the small ones find much that is missing.
  * Returns the bytes that rows had read for them. */
 static uint64_t small_steps(struct forward_rig *s, bool guess, unsigned n)
@@ -393,8 +401,7 @@ static uint64_t small_steps(struct forward_rig *s, bool guess, unsigned n)
         s->forward->guess = guess;
         step_of(s, 1 + i % ENGINE_AHEAD_MOST_ROWS);
         assert_int_equal(check_rows(s), 0);
-        for (uint32_t r = 0; r < s->forward->n_rows; r++)
-            bytes += s->experts->row_bytes[r];
+        bytes += bytes_of_rows(s);
     }
     s->forward->guess = false;
     return bytes;
@@ -414,6 +421,30 @@ static void test_engine_experts_guesses_begin_reads_with_the_same_bits(void **st
     print_message("  %llu guesses, %llu right\n", (unsigned long long)s.experts->guesses,
                   (unsigned long long)s.experts->guesses_right);
     assert_in_range(s.experts->guesses_right, 1, s.experts->guesses);
+    forward_rig_close(&s);
+}
+
+/* Rows are charged every byte that the file gave: needed, guessed right and wrong, and read ahead
+ * of a layer that chooses nearly all. */
+static void test_engine_experts_rows_are_charged_what_is_read(void **state)
+{
+    (void)state;
+    char path[512];
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, ARENA, true);
+    const uint64_t before = tier_ssd_count(s.experts->ssd).bytes;
+    uint64_t charged = 0;
+    for (unsigned i = 0; i < 60; i++) {
+        s.forward->guess = i % 2 != 0;
+        step_of(&s, i % 3 == 0 ? ROWS : 1 + i % ENGINE_AHEAD_MOST_ROWS);
+        charged += bytes_of_rows(&s);
+    }
+    while (expert_cache_count(s.experts->cache).loading > 0)
+        engine_experts_land(s.experts);
+    assert_in_range(s.experts->guesses_right, 1, s.experts->guesses - 1);
+    assert_int_equal(charged, tier_ssd_count(s.experts->ssd).bytes - before);
+    s.forward->guess = false;
     forward_rig_close(&s);
 }
 
@@ -540,6 +571,7 @@ int main(void)
         cmocka_unit_test(test_engine_experts_idle_on_a_broken_disk_ends_and_is_said),
         cmocka_unit_test(test_engine_experts_reads_of_a_layer_beat),
         cmocka_unit_test(test_engine_experts_guesses_begin_reads_with_the_same_bits),
+        cmocka_unit_test(test_engine_experts_rows_are_charged_what_is_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_costs_nothing_but_a_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin),
         cmocka_unit_test(test_engine_experts_a_damaged_one_ends_a_fill_of_islands),
