@@ -101,7 +101,7 @@ EXAMPLES := $(patsubst proto/examples/%.c,$(B)/bin/%,$(wildcard proto/examples/*
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
-.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-cache bench-outofcore check-cuda bench-cuda bench-gpu bundle cuda install uninstall clean deps deps-demo
+.PHONY: all help demo check check-unit check-kernels check-bits check-model check-e2e check-fuzz lint fuzz soak bench bench-serve bench-gateway bench-kernels bench-decode bench-cache bench-outofcore check-cuda bench-cuda bench-gpu bench-gpu-ssd bundle cuda install uninstall clean deps deps-demo
 
 all: $(BINS) $(B)/lib/libislet.a $(B)/lib/libislet.so $(if $(NVCC),$(CUDA_SO),$(O)/no-nvcc) ## the three programs and libislet, islet-cuda.so where nvcc is found
 cuda: $(CUDA_SO) ## islet-cuda.so alone
@@ -331,15 +331,27 @@ bench-cache: $(B)/bin/cachesim ## hits and bytes a token of the expert cache aga
 	    $< --generate tokens=1500 --plot $(B)/bench/cache-generated.svg
 bench-cuda: $(CUDA_SO) $(B)/bin/bench_cuda ## GB/s and TOPS of the CUDA kernels beside the copy bandwidth of the same run
 	@mkdir -p $(B)/bench && $(B)/bin/bench_cuda
-# Budgets that play smaller cards; the routers are noise that knows nothing (--locality 0).
-H30 ?= build/models/h30-uniform.gguf
+# Budgets that play smaller cards. Routers that know nothing (--locality 0), and those of mkmodel without options, where the text makes locality.
+ROUTER_text := --seed 1
+H30      ?= build/models/h30-uniform.gguf
+H30_TEXT ?= build/models/h30-text.gguf
+H75      ?= build/models/h75-text.gguf
 build/models/h30-%.gguf: | $(B)/bin/mkmodel
-	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset h30 $(or $(ROUTER_$*),$(error no router $*: uniform)) --out $@
-bench-gpu: $(CUDA_SO) $(B)/bin/bench_gpu $(H30) ## tokens a second of the engine with a GPU, by budget: rows of build/bench/cuda.json
+	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset h30 $(or $(ROUTER_$*),$(error no router $*: uniform text)) --out $@
+build/models/h75-%.gguf: | $(B)/bin/mkmodel
+	@mkdir -p $(@D) && $(B)/bin/mkmodel --preset h75 $(or $(ROUTER_$*),$(error no router $*: uniform text)) --out $@
+GPU_ROWS = --json $(B)/bench/cuda.json
+bench-gpu: $(CUDA_SO) $(B)/bin/bench_gpu $(H30) $(H30_TEXT) ## tokens a second of the engine with a GPU, by budget and placement: rows of build/bench/cuda.json
 	@mkdir -p $(B)/bench
-	@$(B)/bin/bench_gpu $(H30) --vram 0 --prefill 512,2048 --tokens 256 --peer resident --json $(B)/bench/cuda.json
-	@$(B)/bin/bench_gpu $(H30) --vram 12 --prefill 512,2048 --peer 12gib --json $(B)/bench/cuda.json
-	@$(B)/bin/bench_gpu $(H30) --vram 2.6,-1 --rows 1 --tokens 64 --peer cpu --json $(B)/bench/cuda.json
+	@$(B)/bin/bench_gpu $(H30) --vram 0 --prefill 512,2048 --tokens 256 --peer resident $(GPU_ROWS)
+	@$(B)/bin/bench_gpu $(H30) --vram 12 --prefill 512,2048 --tokens 256 --peer 12gib $(GPU_ROWS)
+	@$(B)/bin/bench_gpu $(H30) --vram 12 --placement cpu,layers,copy --rows 1 --tokens 64 --peer 12gib $(GPU_ROWS)
+	@$(B)/bin/bench_gpu $(H30) --vram 2.6,-1 --rows 1 --tokens 64 --peer cpu $(GPU_ROWS)
+	@$(B)/bin/bench_gpu $(H30_TEXT) --vram 12 --prefill 512,2048 --tokens 256 --router text $(GPU_ROWS)
+	@$(B)/bin/bench_gpu $(H30_TEXT) --vram 12 --placement cpu,layers,copy --rows 1 --tokens 64 --router text $(GPU_ROWS)
+bench-gpu-ssd: $(CUDA_SO) $(B)/bin/bench_gpu $(H75) ## the same of a 45 GB model with 12 GiB of VRAM and 12 GiB of RAM, cold and warm (45 GB of disk)
+	@mkdir -p $(B)/bench
+	@$(B)/bin/bench_gpu $(H75) --vram 12 --ram 12 --cold 1 --rows 1 --tokens 256 --router text $(GPU_ROWS)
 BUNDLE := $(B)/islet-cuda-bundle.tar.gz
 bundle: ## one file for a bare GPU machine: tar -xzf it there, then tests/device.sh
 	@mkdir -p $(B); git ls-files -co --exclude-standard Makefile LICENSE config/base kernels tests/kernels tests/bench/bench_cuda*.[ch] tests/device.sh | \

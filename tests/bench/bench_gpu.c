@@ -1,12 +1,17 @@
-/* bench_gpu MODEL.gguf [--vram GiB,GiB...] [--ram GiB] [--rows 1,8] [--prefill ROWS,...]
- *           [--tokens N] [--threads N] [--router NAME] [--peer CLASS] [--json FILE] [--fake]
+/* bench_gpu MODEL.gguf [--vram GiB,GiB...] [--placement NAME,...] [--ram GiB] [--rows 1,8]
+ *           [--prefill ROWS,...] [--tokens N] [--threads N] [--cold 1] [--router NAME]
+ *           [--peer CLASS] [--json FILE] [--fake]
  * Tokens a second of the engine with a GPU beside the CPU, at each budget of VRAM (0: auto; -1: the
  * CPU alone), prompts and answers apart; answers are drawn at temperature 1, so that random weights
- * do not run in circles. One line a phase; --json adds an object a line to a file:
+ * do not run in circles. --placement: best (what the engine does), and to compare it with: cpu, all
+ * experts; copy, all that are in no island, when they are needed; layers, the first ones' in islands
+ * for good, the CPU the others'. --cold: the first text of each kind is told too, otherwise it only
+ * warms up. One line a phase; --json adds an object a line to a file:
  *   bandwidth_share  bytes of weights that a step reads in VRAM, a second, over the rate at which a
  *                    copy inside VRAM reads and writes
  *   share_of_limit   the time in which the tiers could have given a step's weights, all at once and
  *                    each at its measured rate, over the step's time
+ *   step_p50_us, step_p99_us   between tokens of one answer, which began when all had one
  *   peer_tok_s       llama.cpp's rate as once recorded on an H200 (tests/bench/RESULTS.md); ratio:
  *                    ours over it. --peer: resident, 12gib, cpu or none
  * --fake: the stand-in of the unit tests, to try the program. Fails on a value that is not finite,
@@ -18,6 +23,7 @@
 
 #include "engine_rates.h"
 #include "engine_rig.h"
+#include "engine_split.h"
 #include "fake_gpu.h"
 #include "model.h"
 #include "ticks.h"
@@ -26,6 +32,8 @@ enum {
     MAX_BUDGETS = 16,
     MAX_ROWS = 8,
     MAX_PREFILL = 8192,
+    MAX_TOKENS = 4096,
+    PLACEMENTS = ENGINE_PLACEMENT_COPY + 1,
     SHORT_PROMPT = 32,
     SETTLE_US = 300 * 1000,
     COPY_BYTES = 1 << 30, /* of the bandwidths that are measured */
@@ -33,11 +41,15 @@ enum {
     RAM_NS = 100 * 1000 * 1000
 };
 
+static const char *const placements[PLACEMENTS] = {"best", "cpu", "layers", "copy"};
+
 struct options {
     const char *model, *router, *peer, *json;
     double vram[MAX_BUDGETS], ram;
     uint32_t rows[MAX_ROWS], prefill[MAX_ROWS], n_vram, n_rows, n_prefill, tokens, threads;
-    bool fake;
+    unsigned placements[PLACEMENTS];
+    uint32_t n_placements;
+    bool fake, cold;
 };
 
 /* Of the model and of the machine; bytes a second. */
@@ -50,13 +62,18 @@ struct figures {
 /* One phase between two looks at the engine. */
 struct phase {
     double vram;
+    unsigned placement;
     const char *name;
+    bool cold;
     uint32_t rows;
     double tokens, us;
     struct proto_status from, to;
+    uint32_t n_steps;
+    double *step_us; /* [n_steps], rising; NULL: a prompt */
 };
 
 static struct engine_rig rig;
+static double step_us[MAX_TOKENS];
 
 static void die(const char *text)
 {
@@ -80,7 +97,7 @@ static uint32_t longest(const struct options *o)
     return most;
 }
 
-static struct engine_config config_of(struct options *o, double vram)
+static struct engine_config config_of(struct options *o, double vram, unsigned placement)
 {
     struct engine_config c = engine_rig_config(o->model);
     c.threads = o->threads;
@@ -92,6 +109,7 @@ static struct engine_config config_of(struct options *o, double vram)
     c.gpu = vram < 0 ? ENGINE_GPU_OFF : ENGINE_GPU_ON;
     c.open_gpu = open_gpu;
     c.open_gpu_context = o;
+    c.placement = placement;
     if (vram > 0)
         c.vram_budget = (uint64_t)(vram * (double)(1ull << 30));
     return c;
@@ -117,11 +135,15 @@ static struct proto_status settle(void)
     return now;
 }
 
-/* `n` requests at a time, each of its own text. Waits for all; returns microseconds. */
-static double ask(const struct figures *f, uint32_t n, uint32_t prompt, uint32_t tokens)
+static uint64_t now_ns(void)
+{
+    return ticks_ns(ticks_real());
+}
+
+/* `n` requests at a time, each of its own text. */
+static void submit(const struct figures *f, uint32_t n, uint32_t prompt, uint32_t tokens)
 {
     static uint32_t seed;
-    const uint64_t start = ticks_ns(ticks_real());
     for (uint32_t i = 0; i < n; i++) {
         uint32_t ids[MAX_PREFILL];
         seed++;
@@ -134,13 +156,84 @@ static double ask(const struct figures *f, uint32_t n, uint32_t prompt, uint32_t
         run.flags = PROTO_RUN_NO_CACHE;
         engine_rig_submit(&rig, &run);
     }
+}
+
+/* Waits for all. */
+static void finish(void)
+{
     engine_rig_finish(&rig);
-    const double us = (double)(ticks_ns(ticks_real()) - start) / 1e3;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < rig.n; i++)
         if (rig.answers[i].failed)
             die(rig.answers[i].error.text);
     engine_rig_forget(&rig);
-    return us;
+}
+
+static struct phase prefill(const struct figures *f, struct phase p)
+{
+    p.tokens = p.rows;
+    p.from = settle();
+    const uint64_t start = now_ns();
+    submit(f, 1, p.rows, 0);
+    engine_rig_finish(&rig);
+    p.us = (double)(now_ns() - start) / 1e3;
+    finish();
+    p.to = settle();
+    return p;
+}
+
+static uint32_t count_tokens(void)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < rig.n; i++)
+        n += rig.answers[i].n_tokens;
+    return n;
+}
+
+/* All have a first token; or, with `ended`, one has no more to come. */
+static bool all_begun(bool ended)
+{
+    bool all = true, any = false;
+    for (uint32_t i = 0; i < rig.n; i++) {
+        all &= rig.answers[i].n_tokens > 0 || rig.answers[i].ended;
+        any |= rig.answers[i].ended;
+    }
+    return ended ? any : all;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* From the moment when all answers have begun to the first end of one. */
+static struct phase decode(const struct figures *f, struct phase p, uint32_t tokens)
+{
+    (void)settle();
+    submit(f, p.rows, SHORT_PROMPT, tokens + 1);
+    while (!all_begun(false))
+        engine_rig_pump(&rig);
+    p.from = status();
+    const uint64_t start = now_ns();
+    const uint32_t before = count_tokens();
+    uint32_t seen = rig.answers[0].n_tokens;
+    uint64_t last = start;
+    p.step_us = step_us;
+    while (!all_begun(true)) {
+        engine_rig_pump(&rig);
+        const uint32_t n = rig.answers[0].n_tokens - seen;
+        const uint64_t now = now_ns();
+        for (uint32_t i = 0; i < n && p.n_steps < MAX_TOKENS; i++)
+            step_us[p.n_steps++] = (double)(now - last) / 1e3 / n;
+        last = n > 0 ? now : last;
+        seen += n;
+    }
+    p.tokens = count_tokens() - before;
+    p.us = (double)(last - start) / 1e3;
+    p.to = status();
+    finish();
+    qsort(step_us, p.n_steps, sizeof(step_us[0]), by_size);
+    return p;
 }
 
 /* Tokens a second of llama.cpp with this model on an H200, 16 threads; 0: not recorded. */
@@ -159,9 +252,14 @@ static double peer_rate(const struct options *o, const struct phase *p)
 
 #define SINCE(p, field) ((double)(p)->to.field - (double)(p)->from.field)
 
-static void write_json(const struct options *o, const struct phase *p, const double values[5])
+/* What a phase came to; a token where nothing else is said. */
+struct result {
+    double tok_s, bandwidth, limit, host_us, ssd_bytes, experts /* a step */, p50, p99;
+};
+
+static void write_json(const struct options *o, const struct phase *p, const struct result *r)
 {
-    char peer[64] = "null,\"ratio\":null";
+    char peer[64] = "null,\"ratio\":null", steps[64] = "null,\"step_p99_us\":null";
     FILE *out = o->json != NULL ? fopen(o->json, "ae") : NULL;
     if (o->json == NULL)
         return;
@@ -169,14 +267,18 @@ static void write_json(const struct options *o, const struct phase *p, const dou
         die(o->json);
     if (peer_rate(o, p) > 0)
         snprintf(peer, sizeof(peer), "%.0f,\"ratio\":%.2f", peer_rate(o, p),
-                 values[0] / peer_rate(o, p));
+                 r->tok_s / peer_rate(o, p));
+    if (p->n_steps > 0)
+        snprintf(steps, sizeof(steps), "%.1f,\"step_p99_us\":%.1f", r->p50, r->p99);
     const char *slash = strrchr(o->model, '/');
     fprintf(out,
-            "{\"model\":\"%s\",\"vram_budget\":%.0f,\"router\":\"%s\",\"phase\":\"%s\","
-            "\"batch\":%u,\"tok_s\":%.2f,\"peer_tok_s\":%s,\"bandwidth_share\":%.3f,"
-            "\"share_of_limit\":%.3f,\"host_us_per_token\":%.2f,\"experts_per_step\":%.1f}\n",
-            slash != NULL ? slash + 1 : o->model, (double)p->to.vram_budget_bytes, o->router,
-            p->name, p->rows, values[0], peer, values[1], values[2], values[3], values[4]);
+            "{\"model\":\"%s\",\"vram_budget\":%.0f,\"placement\":\"%s\",\"router\":\"%s\","
+            "\"phase\":\"%s\",\"cold\":%s,\"batch\":%u,\"tok_s\":%.2f,\"peer_tok_s\":%s,"
+            "\"bandwidth_share\":%.3f,\"share_of_limit\":%.3f,\"host_us_per_token\":%.2f,"
+            "\"step_p50_us\":%s,\"ssd_bytes_per_token\":%.0f,\"experts_per_step\":%.1f}\n",
+            slash != NULL ? slash + 1 : o->model, (double)p->to.vram_budget_bytes,
+            placements[p->placement], o->router, p->name, p->cold ? "true" : "false", p->rows,
+            r->tok_s, peer, r->bandwidth, r->limit, r->host_us, steps, r->ssd_bytes, r->experts);
     if (fclose(out) != 0)
         die(o->json);
 }
@@ -196,48 +298,59 @@ static void report(const struct options *o, const struct figures *f, const struc
     const double limit_vram = in_vram / f->vram,
                  limit_beside = beside / (gpu ? f->link + f->ram : f->ram);
     const double limit = limit_vram > limit_beside ? limit_vram : limit_beside;
-    const double values[5] = {1e6 * p->tokens / p->us, in_vram / f->vram / seconds, limit / seconds,
-                              SINCE(p, host_us_total) / p->tokens, groups / steps};
-    printf("  vram %6.2f GiB  %-7s %4u rows: %9.1f tok/s; a token: host %6.1f us, CPU experts "
-           "%7.1f us, GPU waited for %7.1f us, %7.2f MB copied; %5.1f %% of VRAM's rate, %5.1f %% "
-           "of the limit; uses: VRAM %5.1f %%, SSD %5.2f %%; %.0f experts a step\n",
-           p->vram, p->name, p->rows, values[0], values[3],
-           SINCE(p, cpu_experts_us_total) / p->tokens, SINCE(p, gpu_wait_us_total) / p->tokens,
-           SINCE(p, expert_copy_bytes_total) / p->tokens / 1e6, 100 * values[1], 100 * values[2],
-           100 * resident, all > 0 ? 100 * misses / all : 0, values[4]);
+    const struct result r = {.tok_s = 1e6 * p->tokens / p->us,
+                             .bandwidth = in_vram / f->vram / seconds,
+                             .limit = limit / seconds,
+                             .host_us = SINCE(p, host_us_total) / p->tokens,
+                             .ssd_bytes = SINCE(p, ssd_bytes_total) / p->tokens,
+                             .experts = groups / steps,
+                             .p50 = p->n_steps > 0 ? p->step_us[p->n_steps / 2] : 0,
+                             .p99 = p->n_steps > 0 ? p->step_us[p->n_steps * 99ull / 100] : 0};
+    printf(
+        "  vram %6.2f GiB  %-6s %-7s%s %4u rows: %9.1f tok/s; a token: host %6.1f us, CPU "
+        "experts %7.1f us, GPU waited for %7.1f us, %7.2f MB copied, %7.2f MB of SSD; %5.1f %% of "
+        "VRAM's rate, %5.1f %% of the limit; uses: VRAM %5.1f %%, SSD %5.2f %%; %.0f experts a "
+        "step",
+        p->vram, placements[p->placement], p->name, p->cold ? " (cold)" : "", p->rows, r.tok_s,
+        r.host_us, SINCE(p, cpu_experts_us_total) / p->tokens,
+        SINCE(p, gpu_wait_us_total) / p->tokens,
+        SINCE(p, expert_copy_bytes_total) / p->tokens / 1e6, r.ssd_bytes / 1e6, 100 * r.bandwidth,
+        100 * r.limit, 100 * resident, all > 0 ? 100 * misses / all : 0, r.experts);
+    if (p->n_steps > 0)
+        printf("; a step: p50 %.0f us, p99 %.0f us, ratio %.2f", r.p50, r.p99, r.p99 / r.p50);
+    putchar('\n');
     fflush(stdout);
-    write_json(o, p, values);
+    write_json(o, p, &r);
 }
 
-/* The difference of two phases: answers with their prompts, and the prompts alone. */
-static void take_off(struct phase *p, const struct phase *prompts)
+/* The first text only warms up, unless it is to be told of. */
+static void bench_prefill(const struct options *o, const struct figures *f, struct phase p)
 {
-    p->us -= prompts->us;
-#define TAKE_OFF(field) p->from.field += prompts->to.field - prompts->from.field
-    TAKE_OFF(gpu_wait_us_total);
-    TAKE_OFF(cpu_experts_us_total);
-    TAKE_OFF(host_us_total);
-    TAKE_OFF(steps_total);
-    TAKE_OFF(expert_groups_total);
-    TAKE_OFF(expert_hits_vram_total);
-    TAKE_OFF(expert_hits_ram_total);
-    TAKE_OFF(expert_misses_total);
-    TAKE_OFF(expert_copy_bytes_total);
-#undef TAKE_OFF
+    p.name = "prefill";
+    p.cold = true;
+    const struct phase cold = prefill(f, p);
+    if (o->cold)
+        report(o, f, &cold);
+    p.cold = false;
+    const struct phase warm = prefill(f, p);
+    report(o, f, &warm);
 }
 
-static struct phase run_phase(const struct figures *f, struct phase p, uint32_t n, uint32_t prompt,
-                              uint32_t tokens)
+static void bench_decode(const struct options *o, const struct figures *f, struct phase p)
 {
-    p.from = settle();
-    p.us = ask(f, n, prompt, tokens);
-    p.to = settle();
-    return p;
+    p.name = "decode";
+    p.cold = true;
+    const struct phase cold = decode(f, p, o->tokens);
+    if (o->cold)
+        report(o, f, &cold);
+    p.cold = false;
+    const struct phase warm = decode(f, p, o->tokens);
+    report(o, f, &warm);
 }
 
-static void bench(struct options *o, const struct figures *f, double vram)
+static void bench(struct options *o, const struct figures *f, double vram, unsigned placement)
 {
-    const struct engine_config config = config_of(o, vram);
+    const struct engine_config config = config_of(o, vram, placement);
     struct engine_facts facts;
     engine_rig_start(&rig, &config);
     if (engine_rig_wait_loaded(&rig) != PROTO_SERVING) {
@@ -245,25 +358,21 @@ static void bench(struct options *o, const struct figures *f, double vram)
         die(facts.reason);
     }
     const struct proto_status start = settle();
-    printf("  vram %6.2f GiB  %u of %u experts in islands, %u in RAM\n", vram,
-           (unsigned)start.experts_in_vram, (unsigned)start.experts_total,
+    printf("  vram %6.2f GiB  %-6s %u of %u experts in islands, %u in RAM\n", vram,
+           placements[placement], (unsigned)start.experts_in_vram, (unsigned)start.experts_total,
            (unsigned)start.experts_resident);
-    for (uint32_t i = 0; i < o->n_prefill; i++) {
-        const uint32_t n = o->prefill[i];
-        (void)ask(f, 1, n, 0); /* warms up */
-        const struct phase p = run_phase(
-            f, (struct phase){.vram = vram, .name = "prefill", .rows = n, .tokens = n}, 1, n, 0);
-        report(o, f, &p);
+    struct phase p = {.vram = vram, .placement = placement};
+    for (uint32_t i = 0; i < o->n_rows && o->cold; i++) { /* before prompts have warmed anything */
+        p.rows = o->rows[i];
+        bench_decode(o, f, p);
     }
-    for (uint32_t i = 0; i < o->n_rows; i++) {
-        const uint32_t n = o->rows[i];
-        const struct phase decode = {
-            .vram = vram, .name = "decode", .rows = n, .tokens = (double)n * o->tokens};
-        (void)ask(f, n, SHORT_PROMPT, o->tokens); /* warms up, with another text */
-        const struct phase prompts = run_phase(f, decode, n, SHORT_PROMPT, 1);
-        struct phase p = run_phase(f, decode, n, SHORT_PROMPT, o->tokens + 1);
-        take_off(&p, &prompts);
-        report(o, f, &p);
+    for (uint32_t i = 0; i < o->n_prefill; i++) {
+        p.rows = o->prefill[i];
+        bench_prefill(o, f, p);
+    }
+    for (uint32_t i = 0; i < o->n_rows && !o->cold; i++) {
+        p.rows = o->rows[i];
+        bench_decode(o, f, p);
     }
     engine_rig_stop(&rig);
 }
@@ -274,14 +383,14 @@ static double copy_seconds(const struct k_ops *ops, struct k_stream *s, struct k
 {
     double best = 1e9;
     for (int i = 0; i < COPIES; i++) {
-        const uint64_t start = ticks_ns(ticks_real());
+        const uint64_t start = now_ns();
         if (host != NULL)
             ops->fetch(s, to, host, COPY_BYTES);
         else
             ops->copy(s, to, from, COPY_BYTES);
         if (ops->wait(s) != ERR_OK)
             die("the GPU failed while it was measured");
-        const double seconds = (double)(ticks_ns(ticks_real()) - start) / 1e9;
+        const double seconds = (double)(now_ns() - start) / 1e9;
         best = seconds < best ? seconds : best;
     }
     return best;
@@ -344,6 +453,20 @@ static uint32_t numbers(const char *at, uint32_t *ret)
     return n;
 }
 
+static void read_placements(struct options *o, const char *at)
+{
+    for (o->n_placements = 0; *at != '\0' && o->n_placements < PLACEMENTS; at += *at == ',') {
+        const size_t n = strcspn(at, ",");
+        unsigned i = 0;
+        while (i < PLACEMENTS && (strlen(placements[i]) != n || strncmp(at, placements[i], n) != 0))
+            i++;
+        if (i == PLACEMENTS)
+            die("--placement best,cpu,layers,copy");
+        o->placements[o->n_placements++] = i;
+        at += n;
+    }
+}
+
 static void read_option(struct options *o, const char *name, const char *value)
 {
     char *at;
@@ -360,6 +483,10 @@ static void read_option(struct options *o, const char *name, const char *value)
         o->tokens = (uint32_t)strtoul(value, NULL, 10);
     else if (strcmp(name, "--threads") == 0)
         o->threads = (uint32_t)strtoul(value, NULL, 10);
+    else if (strcmp(name, "--placement") == 0)
+        read_placements(o, value);
+    else if (strcmp(name, "--cold") == 0)
+        o->cold = strcmp(value, "0") != 0;
     else if (strcmp(name, "--router") == 0)
         o->router = value;
     else if (strcmp(name, "--peer") == 0)
@@ -374,6 +501,7 @@ int main(int argc, char **argv)
 {
     struct figures f = {.n_vocab = 0};
     struct options o = {.n_vram = 1,
+                        .n_placements = 1,
                         .n_rows = 2,
                         .rows = {1, 8},
                         .n_prefill = 1,
@@ -389,11 +517,12 @@ int main(int argc, char **argv)
         else if (i + 1 < argc)
             read_option(&o, argv[i], argv[i + 1]), i++;
     }
-    if (o.model == NULL || longest(&o) > MAX_PREFILL || o.tokens == 0)
+    if (o.model == NULL || longest(&o) > MAX_PREFILL || o.tokens == 0 || o.tokens > MAX_TOKENS)
         die("bench_gpu MODEL.gguf [--vram GiB,...] [--rows 1,8] [--prefill 512,...]: see the head "
             "of tests/bench/bench_gpu.c");
     measure(&o, &f);
     for (uint32_t i = 0; i < o.n_vram; i++)
-        bench(&o, &f, o.vram[i]);
+        for (uint32_t k = 0; k < (o.vram[i] < 0 ? 1 : o.n_placements); k++)
+            bench(&o, &f, o.vram[i], o.placements[k]);
     return 0;
 }

@@ -123,7 +123,7 @@ struct answer {
 struct moment {
     uint64_t at_ns;
     struct read_counters read;
-    uint64_t steps, groups, hits, misses, ssd_bytes, ssd_wait_us;
+    uint64_t steps, groups, hits, misses, ssd_bytes, ssd_wait_us, host_us;
     uint64_t slots_bytes;       /* of the arena */
     uint64_t resident, experts; /* in RAM or all in VRAM; of the model */
 };
@@ -197,6 +197,7 @@ static struct moment moment_now(struct client *c)
     m.misses = event.status.expert_misses_total;
     m.ssd_bytes = event.status.ssd_bytes_total;
     m.ssd_wait_us = event.status.ssd_wait_us_total;
+    m.host_us = event.status.host_us_total;
     m.slots_bytes = event.status.ram_slots_bytes;
     m.resident = event.status.experts_in_vram > event.status.experts_resident
                      ? event.status.experts_in_vram
@@ -277,11 +278,11 @@ static void print_phase(const char *name, const struct moment *from, const struc
     printf("\"%s\":{\"tokens\":%ld,\"seconds\":%.6f,\"disk_bytes\":%" PRIu64
            ",\"process_bytes\":%" PRIu64 ",\"major_faults\":%" PRIu64 ",\"ssd_bytes\":%" PRIu64
            ",\"ssd_wait_us\":%" PRIu64 ",\"hits\":%" PRIu64 ",\"misses\":%" PRIu64
-           ",\"steps\":%" PRIu64 ",\"groups\":%" PRIu64 "}",
+           ",\"steps\":%" PRIu64 ",\"groups\":%" PRIu64 ",\"host_us\":%" PRIu64 "}",
            name, tokens, (double)(to->at_ns - from->at_ns) * 1e-9, read.disk_bytes,
            read.process_bytes, read.major_faults, to->ssd_bytes - from->ssd_bytes,
            to->ssd_wait_us - from->ssd_wait_us, to->hits - from->hits, to->misses - from->misses,
-           to->steps - from->steps, to->groups - from->groups);
+           to->steps - from->steps, to->groups - from->groups, to->host_us - from->host_us);
 }
 
 static void write_text(const struct client *c)
