@@ -53,7 +53,7 @@ static enum err_code start_cache(struct engine_islands *is, struct err *e)
     for (uint32_t l = 0; l < is->n_layer; l++)
         if (is->vram.island_bytes[l] > largest)
             largest = is->vram.island_bytes[l];
-    if (is->islands_bytes < largest)
+    if (is->islands_bytes < largest || is->placement == ENGINE_PLACEMENT_CPU)
         return ERR_OK;
     return expert_cache_new(
         &(struct expert_cache_options){.n_layer = is->n_layer,

@@ -34,7 +34,7 @@ struct engine_islands {
     struct tier_vram vram;
     struct engine_experts *experts;
     struct k_device *device;
-    struct expert_cache *cache; /* NULL: no island has room for the largest expert */
+    struct expert_cache *cache; /* NULL: there is no island to be had */
     bool pinned;                /* the RAM arena is registered with the device */
     uint32_t n_layer, n_expert, n_used;
     uint64_t islands_bytes;

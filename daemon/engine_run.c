@@ -74,13 +74,12 @@ static enum err_code start_gpu(struct engine_run *run, const struct engine_run_d
 {
     struct engine_split_rates rates;
     const enum engine_placement placement = (enum engine_placement)run->config->placement;
-    const uint64_t islands = placement == ENGINE_PLACEMENT_CPU ? 0 : run->vram.islands;
     enum err_code code =
         engine_islands_start(&run->islands,
                              &(struct engine_islands_options){.device = devices->gpu,
                                                               .stream = devices->gpu_stream,
                                                               .experts = run->experts,
-                                                              .islands_bytes = islands,
+                                                              .islands_bytes = run->vram.islands,
                                                               .max_rows = max_rows,
                                                               .placement = placement},
                              e);
