@@ -38,7 +38,8 @@ enum {
     SETTLE_US = 300 * 1000,
     COPY_BYTES = 1 << 30, /* of the bandwidths that are measured */
     COPIES = 8,
-    RAM_NS = 100 * 1000 * 1000
+    RAM_NS = 100 * 1000 * 1000,
+    SSD_NS = 1000 * 1000 * 1000
 };
 
 static const char *const placements[PLACEMENTS] = {"best", "cpu", "layers", "copy"};
@@ -57,6 +58,7 @@ struct figures {
     uint32_t n_vocab;
     double dense_bytes, expert_bytes; /* that a step reads whatever it is; of one expert */
     double vram, link, ram;           /* vram: read and written */
+    double ssd;                       /* 0: RAM holds all experts, or was not limited */
 };
 
 /* One phase between two looks at the engine. */
@@ -297,7 +299,9 @@ static void report(const struct options *o, const struct figures *f, const struc
     const double beside = gpu ? (1 - resident) * needed : steps * f->dense_bytes + needed;
     const double limit_vram = in_vram / f->vram,
                  limit_beside = beside / (gpu ? f->link + f->ram : f->ram);
-    const double limit = limit_vram > limit_beside ? limit_vram : limit_beside;
+    const double limit_ssd = f->ssd > 0 ? SINCE(p, ssd_bytes_total) / f->ssd : 0;
+    double limit = limit_vram > limit_beside ? limit_vram : limit_beside;
+    limit = limit > limit_ssd ? limit : limit_ssd;
     const struct result r = {.tok_s = 1e6 * p->tokens / p->us,
                              .bandwidth = in_vram / f->vram / seconds,
                              .limit = limit / seconds,
@@ -428,6 +432,11 @@ static void measure(struct options *o, struct figures *f)
         model_open(&(struct model_loading){.path = o->model, .device = device}, &m, &e) != ERR_OK ||
         engine_rates_ram(device, COPY_BYTES, RAM_NS, ticks_real(), &f->ram, &e) != ERR_OK)
         die(e.text);
+    struct engine_rates_ssd ssd = {.rate = 0};
+    if (o->ram > 0 && engine_rates_ssd(device, m, TIER_SSD_AUTO, config_of(o, 0, 0).ssd_depth,
+                                       SSD_NS, ticks_real(), &ssd, &e) != ERR_OK)
+        die(e.text);
+    f->ssd = ssd.rate;
     const struct k_matrix *t = &m->token_embd;
     f->n_vocab = m->shape.n_vocab;
     f->expert_bytes = (double)m->experts_bytes / m->shape.n_layer / m->shape.n_expert;
@@ -441,8 +450,9 @@ static void measure(struct options *o, struct figures *f)
         gpu |= o->vram[i] >= 0;
     if (gpu)
         measure_gpu(o, f);
-    printf("%s\n  VRAM %.0f GB/s (read and written), link %.1f, RAM %.1f\n", o->model,
-           f->vram / 1e9, f->link / 1e9, f->ram / 1e9);
+    printf("%s\n  VRAM %.0f GB/s (read and written), link %.1f, RAM %.1f, SSD %.2f%s\n", o->model,
+           f->vram / 1e9, f->link / 1e9, f->ram / 1e9, f->ssd / 1e9,
+           ssd.rate > 0 && !ssd.direct ? " (through the page cache)" : "");
 }
 
 static uint32_t numbers(const char *at, uint32_t *ret)
