@@ -21,6 +21,7 @@ enum {
     IDLE_MS = 1000,
     RESIDENT_EVERY_NS = 1000000000
 };
+#define UNREAD_NS (UINT64_C(60) * 1000000000) /* how long a failed read is told of */
 
 struct engine {
     struct engine_config config;
@@ -49,6 +50,8 @@ struct engine {
     bool gpu_dropped; /* it failed: it is not tried again while the CPU serves */
     bool gpu_lost;    /* and this process should end */
     struct model *model;
+    struct err unread;  /* the last read for a request that failed, */
+    uint64_t unread_ns; /* and when; 0: none did */
     uint64_t started_ns, resident_ns;
     int statm; /* /proc/self/statm, or -1 */
 };
@@ -104,6 +107,8 @@ static void take_snapshot(struct engine *g)
     s->status = *c;
     s->status.state = (uint8_t)g->facts.state;
     engine_status_sequences(&g->run, now, s);
+    const bool unread = g->unread_ns != 0 && now - g->unread_ns < UNREAD_NS;
+    snprintf(s->unread, sizeof(s->unread), "%s", unread ? g->unread.text : "");
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -121,7 +126,7 @@ void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
     pthread_mutex_unlock(&g->lock);
     ret->status.sequences = ret->sequences;
     ret->status.backend = proto_text_of(ret->backend);
-    ret->status.degraded = proto_text_of(ret->degraded);
+    ret->status.degraded = proto_text_of(ret->degraded[0] != '\0' ? ret->degraded : ret->unread);
     ret->status.storage = proto_text_of(ret->storage);
     for (uint16_t i = 0; i < ret->status.n_sequences; i++)
         ret->sequences[i].client = proto_text_of(ret->clients[i]);
@@ -368,6 +373,7 @@ static void load_model(struct engine *g)
     struct err e = {.code = ERR_OK};
     on_progress(g, 0);
     set_state(g, PROTO_LOADING, "");
+    g->unread_ns = 0;
     if (!g->gpu_dropped)
         set_degraded(g, ""); /* why an earlier try did without the GPU */
     if (load(g, &e) == ERR_OK) {
@@ -478,6 +484,15 @@ static bool turn_commands(struct engine *g, bool idle)
     return more;
 }
 
+/* Requests failed in this step: the status tells of it for a while. */
+static void note_unread(struct engine *g)
+{
+    if (!g->run.experts->any_failed)
+        return;
+    g->unread = g->run.experts->error;
+    g->unread_ns = ticks_ns(g->config.ticks);
+}
+
 /* One turn. Returns whether there may be more to do at once. */
 static bool turn(struct engine *g)
 {
@@ -499,6 +514,8 @@ static bool turn(struct engine *g)
         return false;
     atomic_store(&g->starved, false);
     const bool stepped = engine_run_step(&g->run);
+    if (stepped)
+        note_unread(g);
     const bool commanded = !g->run.gpu_failed && turn_commands(g, !stepped);
     const bool more = stepped || commanded || (!g->run.gpu_failed && engine_run_idle(&g->run));
     govern(g);

@@ -117,6 +117,7 @@ struct engine_snapshot {
     struct proto_sequence sequences[ENGINE_MAX_LISTED]; /* request_id holds the handle */
     char clients[ENGINE_MAX_LISTED][64];
     char backend[64], degraded[240];
+    char unread[240]; /* what of the file could not be read in the last minute; or "" */
     char storage[PROTO_MAX_TEXT + 1];
 };
 

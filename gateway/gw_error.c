@@ -113,9 +113,9 @@ enum gw_error_code gw_error_of_err(enum err_code code)
         return GW_ERROR_INVALID_VALUE;
     case ERR_FORMAT:
     case ERR_UNSUPPORTED:
+    case ERR_IO: /* all that a worker reads for a request is the model */
         return GW_ERROR_MODEL_ERROR;
     case ERR_PROTOCOL:
-    case ERR_IO:
     case ERR_DEVICE:
         return GW_ERROR_WORKER_UNAVAILABLE;
     default:

@@ -32,7 +32,8 @@ void gw_metrics_write(struct buf *out, const struct gw_metrics *m,
     const struct proto_status *s = &worker->status;
     sample(out, "islet_worker_", "status_age_ms", "gauge", "age of the worker's values",
            (now_ns - worker->received_ns + s->age_us * 1000) / 1000000);
-    sample(out, "islet_worker_", "degraded", "gauge", "1 while a tier or the GPU is off",
+    sample(out, "islet_worker_", "degraded", "gauge",
+           "1 while a tier or the GPU is off or the file cannot be read",
            worker->degraded[0] != '\0');
 #define PROTO_STATUS(name, type, help) sample(out, "islet_worker_", #name, #type, help, s->name);
 #include "proto_status.def"

@@ -128,7 +128,7 @@ static void memory_print(const struct cli_term *t, const struct reading *r)
     printf("RAM %s of %s in use (%.0f of %.0f experts)%s, %.0f hits (%.1f %%), %.0f evictions\n",
            bytes(worker(r, "ram_slots_used_bytes")).s, bytes(worker(r, "ram_slots_bytes")).s,
            worker(r, "experts_resident"), worker(r, "experts_total"),
-           worker(r, "ram_locked") != 0 ? ", locked" : "", hits,
+           worker(r, "ram_locked") != 0 ? ", locked" : ", not locked", hits,
            hits + misses > 0 ? 100 * hits / (hits + misses) : 100.0,
            worker(r, "expert_evictions_total"));
     gpu_print(t, r);
@@ -157,12 +157,23 @@ static void rates_print(const struct cli_term *t, const struct reading *a, const
            worker(b, "preemptions_total"));
 }
 
+/* What is not as it should be; nothing if it is. */
+static void note_print(const struct cli_term *t, const char *what, const char *text)
+{
+    if (text[0] == '\0')
+        return;
+    heading(t, what);
+    puts(text);
+}
+
 static void view_print(const struct cli_term *t, const struct reading *a, const struct reading *b)
 {
     heading(t, "model");
     printf("%s, %s, %s kernels, %.0f threads, up %s\n", cli_figures_text(b->status, "model"),
            cli_figures_text(b->status, "state"), cli_figures_text(b->status, "worker.backend"),
            worker(b, "cpu_threads"), units_ms((uint64_t)worker(b, "uptime_ms")).s);
+    note_print(t, "reason", cli_figures_text(b->status, "reason"));
+    note_print(t, "degraded", cli_figures_text(b->status, "worker.degraded"));
     sequences_print(t, b);
     memory_print(t, b);
     rates_print(t, a, b);
