@@ -5,7 +5,7 @@
  *
  * One layer:
  *   engine_experts_layer(x, &layer)
- *   engine_experts_expect(x, ids, n)      if the next layer's choice can be guessed
+ *   engine_experts_expect(x, layer, id)   if the choice of a layer behind it can be guessed
  *   while ((n = engine_experts_take(x)) > 0) compute the groups x->selected[0..n)
  * A group whose expert cannot be read is never given out: its rows are in x->row_failed, the reason
  * in x->error. */
@@ -69,12 +69,12 @@ struct engine_experts {
     uint32_t *selected, n_selected;    /* the last batch given out */
     bool ahead;                        /* the next layer is read ahead of its need */
     uint32_t next_ahead;               /* expert of the next layer to look at */
-    uint32_t *expected, n_expected;    /* experts that the next layer may choose: reads of those */
-    uint32_t next_expected;            /* from here on have not begun */
-    uint32_t *held, n_held;            /* experts read for a guess, pinned until */
-    uint32_t held_layer;               /* this layer has chosen */
-    bool *is_held;                     /* [n_expert] */
-    uint64_t guesses, guesses_right;   /* experts read for a guess; of them chosen then */
+    /* Guesses, as layer * n_expert + expert: [n_experts] */
+    uint32_t *expected, n_expected;  /* what layers behind this one may choose: reads of those */
+    uint32_t next_expected;          /* from here on have not begun */
+    uint32_t *held, n_held;          /* read for a guess, pinned until their layer has chosen */
+    bool *is_held;                   /* [n_experts] */
+    uint64_t guesses, guesses_right; /* experts read for a guess; of them chosen then */
 
     /* of the step, per row */
     uint32_t *row_misses;
@@ -103,9 +103,9 @@ void engine_experts_free(struct engine_experts *x); /* NULL is fine */
 /* A step of n_rows rows begins: forgets what was counted per row. */
 void engine_experts_step(struct engine_experts *x, uint32_t n_rows);
 void engine_experts_layer(struct engine_experts *x, const struct engine_experts_layer *layer);
-/* The next layer will probably choose these experts too, [n]: those that are not in memory are read
- * when the reads of this layer have begun. */
-void engine_experts_expect(struct engine_experts *x, const uint32_t *ids, uint32_t n);
+/* A layer behind this one, or any before the first, will probably choose this expert. If it is not
+ * in memory it is read when the disk would rest, in the order of the calls. */
+void engine_experts_expect(struct engine_experts *x, uint32_t layer, uint32_t expert);
 /* Gives out the next batch in x->selected, after the one before was computed; waits for reads if
  * there is nothing else to do. 0: the layer is done. */
 uint32_t engine_experts_take(struct engine_experts *x);

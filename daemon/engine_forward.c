@@ -122,17 +122,24 @@ static void place_experts(struct engine_forward *f, unsigned hidden_forms)
     f->expert_out = take(f, pairs * shape->n_embd * 4);
 }
 
+/* Only where the CPU computes. */
 static void place_guess(struct engine_forward *f)
 {
     const struct model_shape *shape = &f->model->shape;
+    const uint64_t rows = ENGINE_AHEAD_MOST_ROWS, row = shape->n_embd * sizeof(float);
+    struct engine_guess *g = &f->guesses;
     unsigned forms = 0;
+    if (f->ops->memory != NULL)
+        return;
     for (uint32_t i = 0; i < shape->n_layer; i++)
         forms |= forms_of(&f->model->tensors.layers[i].router, 1);
-    f->guess_act = take_act(f, ENGINE_AHEAD_MOST_ROWS, shape->n_embd, forms);
-    f->guess_faults = take(f, ENGINE_AHEAD_MOST_ROWS * 4ull);
-    f->guess_logits = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert * 4);
-    f->guess_weights = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert_used * 4);
-    f->guess_ids = take(f, ENGINE_AHEAD_MOST_ROWS * (uint64_t)shape->n_expert_used * 4);
+    g->act = take_act(f, ENGINE_AHEAD_MOST_ROWS, shape->n_embd, forms);
+    g->faults = take(f, rows * 4);
+    g->logits = take(f, rows * shape->n_expert * 4);
+    g->weights = take(f, rows * shape->n_expert_used * 4);
+    g->ids = take(f, rows * shape->n_expert_used * 4);
+    g->x = take(f, rows * row);
+    g->kept = take(f, shape->n_layer * rows * row);
 }
 
 static void place(struct engine_forward *f, const struct k_device *device)
@@ -181,7 +188,7 @@ static struct host_layout host_layout(const struct model *m, const struct engine
         .selected = aligned(8ull * m->shape.n_expert),
         .batch = aligned(4) + aligned(4ull * m->shape.n_expert),
         .resident = aligned(4) + aligned(4ull * m->shape.n_expert),
-        .guesses = aligned(4ull * ENGINE_AHEAD_MOST_ROWS * m->shape.n_expert_used),
+        .guesses = aligned(engine_guess_host_bytes(m)),
         .logits = aligned(4ull * z->max_logits * m->shape.n_vocab)};
 }
 
@@ -235,7 +242,7 @@ static enum err_code host_arrays(struct engine_forward *f, struct err *e)
     f->host_selected = (uint32_t *)(void *)(at += layout.routes);
     f->host_batch = at += layout.selected;
     f->host_resident = at += layout.batch;
-    f->guesses = (uint32_t *)(void *)(at += layout.resident);
+    engine_guess_start(&f->guesses, f->model, at += layout.resident);
     f->logits = (float *)(void *)(at + layout.guesses);
     /* Without it copies take longer; that is all. */
     struct err refused = {.code = ERR_OK};
@@ -437,6 +444,8 @@ enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
             f->stream);
     else if (layer == f->model->shape.n_layer) /* before, attention takes the sum along */
         code = engine_moe_sum(f);
+    if (code == ERR_OK && layer == 0)
+        code = engine_guess_from(f, 0);
     if (code == ERR_OK && layer < f->model->shape.n_layer)
         code = engine_attention_run(f, layer);
     if (code == ERR_OK && layer < f->model->shape.n_layer)
@@ -501,6 +510,7 @@ enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     engine_forward_bound(f, f->n_rows, f->n_logits);
     upload_step(f);
     engine_experts_step(f->experts, f->n_rows);
+    engine_guess_step(f);
     if (f->islands != NULL) {
         engine_islands_step(f->islands, f->n_rows);
         engine_hybrid_step(f->hybrid, f->n_rows);

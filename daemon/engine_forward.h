@@ -6,6 +6,7 @@
 
 #include "engine_ahead.h"
 #include "engine_experts.h"
+#include "engine_guess.h"
 #include "engine_hybrid.h"
 #include "engine_islands.h"
 #include "engine_record.h"
@@ -53,9 +54,6 @@ struct engine_forward {
     uint32_t *routes;        /* of the host, as ids */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
     struct k_span expert_out;
-    struct k_act guess_act; /* [ENGINE_AHEAD_MOST_ROWS]: what the next layer would choose now */
-    struct k_span guess_logits, guess_weights, guess_ids;
-    struct k_span guess_faults; /* nobody looks: a guess must not end a request */
     struct k_span gather_index, gathered, device_logits;
     struct k_span pick_how, pick_ids, pick_scratch;
     struct k_act head_act; /* [max_logits][n_embd] */
@@ -66,9 +64,9 @@ struct engine_forward {
     uint32_t n_rows, n_logits;
     struct k_graph *const *recorded; /* the step's segments, or NULL: they are not recorded, */
     unsigned record_size;            /* and which size it is */
-    bool guess;                      /* the step guesses each next layer's experts (engine_ahead) */
-    uint32_t *guesses;               /* [ENGINE_AHEAD_MOST_ROWS * n_used] */
-    _Atomic uint64_t *heartbeat;     /* counted up with every layer, so that a long step is no hang;
+    bool guess;                      /* the step guesses the next layers' experts (engine_ahead) */
+    struct engine_guess guesses;
+    _Atomic uint64_t *heartbeat; /* counted up with every layer, so that a long step is no hang;
                                   * NULL: nobody looks */
     uint32_t *token, *position, *sequence; /* [max_rows] */
     uint32_t *logit_row;                   /* [max_logits]: rows whose logits are wanted */

@@ -65,53 +65,6 @@ static enum err_code compute(struct engine_forward *f, const struct k_experts *w
     return code;
 }
 
-/* What the next layer would choose for the residual as it is now, before this layer's experts,
- * while the reads of this layer are under way. Only the better half of the ranks is read for: of
- * the experts that were missing, 93 % of a quarter of the ranks were chosen then, 82 % of half of
- * them, 59 % of all (m89 at 2.73 GiB). */
-static enum err_code guess_next(struct engine_forward *f, uint32_t layer)
-{
-    const struct model_shape *shape = &f->model->shape;
-    const struct model_layer *next = &f->model->layers[layer + 1];
-    struct k_rows rows = f->rows;
-    rows.max_rows = ENGINE_AHEAD_MOST_ROWS;
-    rows.faults = f->guess_faults;
-    const uint32_t n_used = shape->n_expert_used, n = f->n_rows * n_used;
-    enum err_code code = f->ops->norm(&(struct k_norm){.rows = rows,
-                                                       .x = f->x,
-                                                       .y = f->guess_act.f32,
-                                                       .weight = next->ffn_norm,
-                                                       .n = shape->n_embd,
-                                                       .groups = 1,
-                                                       .eps = shape->rms_eps},
-                                      f->stream);
-    if (code == ERR_OK)
-        code = f->ops->quantise(&(struct k_quantise){.rows = rows, .act = f->guess_act}, f->stream);
-    if (code == ERR_OK)
-        code = f->ops->matmul(&(struct k_matmul){.rows = rows,
-                                                 .act = f->guess_act,
-                                                 .n_matrices = 1,
-                                                 .w = {next->router},
-                                                 .y = {f->guess_logits}},
-                              f->stream);
-    if (code == ERR_OK)
-        code = f->ops->router(&(struct k_router){.rows = rows,
-                                                 .logits = f->guess_logits,
-                                                 .ids = f->guess_ids,
-                                                 .weights = f->guess_weights,
-                                                 .n_expert = shape->n_expert,
-                                                 .n_used = shape->n_expert_used,
-                                                 .normalise = false,
-                                                 .scale = 1.0f},
-                              f->stream);
-    f->ops->download(f->stream, f->guesses, f->guess_ids, n * sizeof(*f->guesses));
-    if (code == ERR_OK)
-        code = f->ops->wait(f->stream);
-    for (uint32_t row = 0; row < f->n_rows && code == ERR_OK; row++)
-        engine_experts_expect(f->experts, f->guesses + (size_t)row * n_used, (n_used + 1) / 2);
-    return code;
-}
-
 /* Computes some of the groups that the host knows. */
 static enum err_code compute_some(struct engine_forward *f, const struct k_experts *where,
                                   const uint32_t *selected, uint32_t n)
@@ -166,9 +119,9 @@ static enum err_code compute_in_ram(struct engine_forward *f, uint32_t layer)
     enum err_code code = download_layer(f, layer, NULL, &groups);
     if (code != ERR_OK)
         return code;
+    engine_guess_layer(f, layer, groups.groups, groups.n_groups);
     engine_experts_layer(f->experts, &groups);
-    if (f->guess && layer + 1 < f->model->shape.n_layer)
-        code = guess_next(f, layer);
+    code = engine_guess_from(f, layer + 1);
     /* After an error too, so that no read or pin of this layer is left over. */
     for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;)
         if (code == ERR_OK)

@@ -78,6 +78,43 @@ static void test_engine_ahead_inactive_never_guesses(void **state)
     assert_int_equal(play(&a, 10000, 1, ms, 100 * ms), 0);
 }
 
+static void test_engine_ahead_kinds_are_apart(void **state)
+{
+    (void)state;
+    bool seen[ENGINE_AHEAD_FAR * ENGINE_AHEAD_RANKS] = {false};
+    for (uint32_t far = 0; far < ENGINE_AHEAD_FAR; far++)
+        for (uint32_t rank = 0; rank < 10; rank++) {
+            const uint32_t kind = engine_ahead_kind(far, rank, 10);
+            assert_in_range(kind, far * ENGINE_AHEAD_RANKS, (far + 1) * ENGINE_AHEAD_RANKS - 1);
+            seen[kind] = true;
+        }
+    for (uint32_t i = 0; i < ENGINE_AHEAD_FAR * ENGINE_AHEAD_RANKS; i++)
+        assert_true(seen[i]);
+    assert_int_equal(engine_ahead_kind(0, 0, 1), 0); /* a choice of one */
+}
+
+/* Kinds are read for at first, and then as long as they are right often enough. */
+static void test_engine_ahead_only_kinds_that_are_mostly_right_pay(void **state)
+{
+    (void)state;
+    struct engine_ahead_odds o;
+    engine_ahead_odds_start(&o);
+    const uint32_t good = engine_ahead_kind(0, 0, 8), poor = engine_ahead_kind(2, 7, 8);
+    assert_true(engine_ahead_pays(&o, good) && engine_ahead_pays(&o, poor));
+    for (unsigned i = 0; i < 400; i++) {
+        engine_ahead_learn(&o, good, i % 10 != 0);
+        engine_ahead_learn(&o, poor, i % 2 != 0);
+    }
+    assert_true(engine_ahead_pays(&o, good));
+    assert_false(engine_ahead_pays(&o, poor));
+    for (unsigned i = 0; i < 400; i++) { /* another text */
+        engine_ahead_learn(&o, good, i % 2 != 0);
+        engine_ahead_learn(&o, poor, i % 10 != 0);
+    }
+    assert_false(engine_ahead_pays(&o, good));
+    assert_true(engine_ahead_pays(&o, poor));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -86,6 +123,8 @@ int main(void)
         cmocka_unit_test(test_engine_ahead_a_change_is_found),
         cmocka_unit_test(test_engine_ahead_prompts_and_wide_steps_neither_guess_nor_count),
         cmocka_unit_test(test_engine_ahead_inactive_never_guesses),
+        cmocka_unit_test(test_engine_ahead_kinds_are_apart),
+        cmocka_unit_test(test_engine_ahead_only_kinds_that_are_mostly_right_pay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

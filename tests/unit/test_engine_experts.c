@@ -24,7 +24,8 @@
 
 enum {
     ROWS = 8,
-    ARENA = 3 << 20 /* a third of the experts */
+    ARENA = 3 << 20,      /* a third of the experts */
+    SMALL_ARENA = 1 << 20 /* some of a layer */
 };
 
 static struct fake_read fake;
@@ -398,6 +399,8 @@ static uint64_t small_steps(struct forward_rig *s, bool guess, unsigned n)
         s->forward->guess = false;
         step(s);
         assert_int_equal(check_rows(s), 0);
+        step_of(s, ENGINE_AHEAD_MOST_ROWS); /* the one to guess by */
+        assert_int_equal(check_rows(s), 0);
         s->forward->guess = guess;
         step_of(s, 1 + i % ENGINE_AHEAD_MOST_ROWS);
         assert_int_equal(check_rows(s), 0);
@@ -437,7 +440,7 @@ static void test_engine_experts_rows_are_charged_what_is_read(void **state)
     uint64_t charged = 0;
     for (unsigned i = 0; i < 60; i++) {
         s.forward->guess = i % 2 != 0;
-        step_of(&s, i % 3 == 0 ? ROWS : 1 + i % ENGINE_AHEAD_MOST_ROWS);
+        step_of(&s, i % 3 == 0 ? ROWS : ENGINE_AHEAD_MOST_ROWS - i % ENGINE_AHEAD_MOST_ROWS);
         charged += bytes_of_rows(&s);
     }
     while (expert_cache_count(s.experts->cache).loading > 0)
@@ -458,6 +461,8 @@ static void test_engine_experts_a_failed_guess_costs_nothing_but_a_read(void **s
     struct forward_rig s = rig_open(path, ARENA, true);
     uint32_t unseen = 0;
     for (uint64_t nth = 1; nth < 120; nth += 2) {
+        step_of(&s, ENGINE_AHEAD_MOST_ROWS); /* the one to guess by */
+        assert_int_equal(check_rows(&s), 0);
         const uint64_t before = fake.n_faults;
         s.forward->guess = true;
         fake.fail_errno = EIO;
@@ -514,7 +519,7 @@ static void test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin(v
     fake.fail_errno = EIO;
     fake.fail_nth = 1;
     fake.fail_forever = true;
-    engine_experts_expect(x, &guessed, 1);
+    engine_experts_expect(x, 1, guessed);
     assert_int_equal(x->n_held, 1);
     while (expert_cache_state(x->cache, 1, guessed) == EXPERT_CACHE_LOADING)
         engine_experts_poll(x);
@@ -526,6 +531,39 @@ static void test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin(v
     begin_layer(&s, 1, &group, guessed);
     assert_int_equal(x->n_there, 1);
     end_layer(&s);
+    forward_rig_close(&s);
+}
+
+/* Guesses that hold all the slots give way to what a layer needs. */
+static void test_engine_experts_guesses_give_way(void **state)
+{
+    (void)state;
+    char path[512];
+    struct k_group group;
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, SMALL_ARENA, true);
+    struct engine_experts *x = s.experts;
+    const uint32_t n = x->model->shape.n_expert;
+    engine_experts_step(x, 1);
+    begin_layer(&s, 0, &group, 0);
+    end_layer(&s);
+    for (uint32_t i = 0; i < n; i++)
+        engine_experts_expect(x, 3, i);
+    for (uint32_t i = 0; i < n; i++)
+        engine_experts_expect(x, 3, i); /* once is enough */
+    assert_int_equal(x->n_expected, n);
+    for (uint32_t i = 0; i < 4 * n; i++)
+        engine_experts_poll(x);
+    assert_in_range(x->n_held, 1, n - 1); /* as many as there are slots */
+    begin_layer(&s, 1, &group, 0);
+    assert_in_range(x->n_held, 1, n - 1);
+    assert_int_equal(engine_experts_take(x), 1);
+    assert_int_equal(x->n_held, 0);
+    end_layer(&s);
+    begin_layer(&s, 3, &group, 1);
+    end_layer(&s);
+    assert_int_equal(expert_cache_count(x->cache).loading, 0);
     forward_rig_close(&s);
 }
 
@@ -574,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_engine_experts_rows_are_charged_what_is_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_costs_nothing_but_a_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin),
+        cmocka_unit_test(test_engine_experts_guesses_give_way),
         cmocka_unit_test(test_engine_experts_a_damaged_one_ends_a_fill_of_islands),
     };
     return cmocka_run_group_tests(tests, set_expected, free_expected);
