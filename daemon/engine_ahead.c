@@ -26,14 +26,19 @@ bool engine_ahead_wanted(const struct engine_ahead *a, uint32_t decode_rows, uin
 static void decide(struct engine_ahead *a)
 {
     const struct engine_ahead_rate *with = &a->with, *without = &a->without;
-    const bool better =
-        (double)with->ns * (double)without->rows < (double)without->ns * (double)with->rows;
+    const bool better = with->ns * without->rows < without->ns * with->rows;
     if (better != a->on)
         a->period = ENGINE_AHEAD_FIRST_STEPS;
     else if (a->period < ENGINE_AHEAD_MOST_STEPS)
         a->period *= 2;
     a->on = better;
     a->left = a->period;
+}
+
+/* A trial alone is short beside the spread of steps. */
+static struct engine_ahead_rate half(struct engine_ahead_rate r)
+{
+    return (struct engine_ahead_rate){r.rows * 0.5, r.ns * 0.5};
 }
 
 bool engine_ahead_done(struct engine_ahead *a, uint32_t decode_rows, uint32_t prompt_rows,
@@ -45,12 +50,13 @@ bool engine_ahead_done(struct engine_ahead *a, uint32_t decode_rows, uint32_t pr
         if (--a->left > 0)
             return false;
         a->trial = ENGINE_AHEAD_TRIAL_STEPS;
-        a->with = a->without = (struct engine_ahead_rate){.rows = 0};
+        a->with = half(a->with);
+        a->without = half(a->without);
         return false;
     }
     struct engine_ahead_rate *r = a->trial % 2 == 0 ? &a->with : &a->without;
     r->rows += decode_rows;
-    r->ns += ns;
+    r->ns += (double)ns;
     if (--a->trial > 0)
         return false;
     decide(a);

@@ -26,7 +26,7 @@ struct engine_ahead_odds {
 };
 
 struct engine_ahead_rate {
-    uint64_t rows, ns;
+    double rows, ns; /* earlier trials count less */
 };
 
 struct engine_ahead {

@@ -2,8 +2,8 @@
  * are read while the disk would rest. A layer's router is asked for the residual as it is some
  * layers before it, plus what the attention of the layers between added for the row before of the
  * same text: attention changes little from token to token, and much of the residual's change is its.
- * Of a trained model 91 % of the better half of the ranks is right so, and 86 % without; of a
- * random one 99.5 and 92.
+ * Of a trained model's choices 86 % are named so one layer ahead, and 78 % without; of a random
+ * model's 92 and 76 %.
  *
  * How often each rank of a guess was right for an expert that was missing is learned
  * (engine_ahead_odds), and only what will probably be needed is read. Only where the CPU computes.
