@@ -100,25 +100,18 @@ static void log_done(const struct gw_answer *a)
 /* ---- heads ---- */
 
 struct heads {
-    struct gw_exchange_header list[4];
+    struct gw_exchange_header list[2];
     size_t n;
-    char seed[24], celsius[24];
+    char seed[24];
 };
 
 static void heads_fill(const struct gw_answer *a, struct heads *h)
 {
-    const char *degraded = gw_dispatch_degraded(a->context->dispatch);
     h->n = 0;
     snprintf(h->seed, sizeof h->seed, "%llu", (unsigned long long)a->q->seed);
     h->list[h->n++] = (struct gw_exchange_header){"x-islet-seed", h->seed};
     if (a->q->ask.ignored[0] != '\0')
         h->list[h->n++] = (struct gw_exchange_header){"x-islet-ignored", a->q->ask.ignored};
-    if (degraded[0] != '\0')
-        h->list[h->n++] = (struct gw_exchange_header){"x-islet-degraded", degraded};
-    const uint64_t celsius = gw_dispatch_gpu_celsius(a->context->dispatch);
-    snprintf(h->celsius, sizeof h->celsius, "%llu", (unsigned long long)celsius);
-    if (celsius > 0)
-        h->list[h->n++] = (struct gw_exchange_header){"x-nvidia-temp", h->celsius};
 }
 
 static void begin(struct gw_answer *a)

@@ -170,6 +170,8 @@ void gw_conn_fill(const struct gw_conn *c, const struct gw_http_request *r, cons
     ret->request_id = id;
     ret->keep_alive = c->keep_alive && !c->shared->draining;
     ret->idle_announced_s = c->shared->limits.idle_announced_s;
+    if (c->shared->tell != NULL)
+        c->shared->tell(c->shared->tell_context, ret);
     if (r == NULL)
         return;
     struct gw_http_text origin = gw_http_field(r, "origin");

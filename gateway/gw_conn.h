@@ -18,11 +18,17 @@
 
 /* What all connections of a gateway share. Owned by gw_loop (or a test); outlives the
  * connections. */
+struct gw_response;
+
 struct gw_conn_shared {
     struct gw_limits limits;
     struct ticks ticks;
     const struct gw_auth *auth; /* a reload puts another one here between two turns of the loop */
     struct gw_routes routes;
+    /* Fills what the worker has every response say; the texts stay valid until the call's caller
+     * returns to the loop. NULL: nothing. */
+    void (*tell)(void *context, struct gw_response *r);
+    void *tell_context;
     bool draining;      /* POST gets 503, every answer closes its connection */
     size_t n_exchanges; /* requests that are with a handler now */
     struct stats_counter requests, refused,
@@ -68,8 +74,6 @@ enum gw_conn_state gw_conn_state(const struct gw_conn *c);
 void gw_conn_overloaded(const struct gw_conn_shared *shared, struct buf *out);
 
 /* ---- for gw_exchange ---- */
-
-struct gw_response;
 
 enum gw_conn_end {
     GW_CONN_END_KEEP,  /* the answer is complete; the next request may come if the head said so */

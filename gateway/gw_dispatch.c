@@ -395,7 +395,10 @@ const char *gw_dispatch_degraded(const struct gw_dispatch *d)
 
 uint64_t gw_dispatch_gpu_celsius(const struct gw_dispatch *d)
 {
-    return gw_upstream_get_status(d->runs.upstream)->status.gpu_temperature_celsius;
+    const struct gw_upstream *u = d->runs.upstream;
+    return gw_upstream_get_facts(u)->connected
+               ? gw_upstream_get_status(u)->status.gpu_temperature_celsius
+               : 0;
 }
 
 struct gw_upstream *gw_dispatch_upstream(const struct gw_dispatch *d)

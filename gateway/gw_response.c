@@ -120,6 +120,10 @@ static void head(struct buf *out, const struct gw_response *r)
         buf_format(out, "Retry-After: %u\r\n", r->retry_after_s);
     for (size_t i = 0; i < r->n_headers; i++)
         extra(out, &r->headers[i]);
+    if (r->degraded != NULL)
+        extra(out, &(struct gw_exchange_header){"x-islet-degraded", r->degraded});
+    if (r->celsius > 0)
+        buf_format(out, "x-nvidia-temp: %" PRIu64 "\r\n", r->celsius);
 }
 
 void gw_response_head(struct buf *out, const struct gw_response *r)

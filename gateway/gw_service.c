@@ -8,6 +8,7 @@
 #include "gw_config.h"
 #include "gw_dispatch.h"
 #include "gw_model.h"
+#include "gw_response.h"
 #include "log.h"
 #include "paths.h"
 #include "settings.h"
@@ -51,9 +52,21 @@ static void answers_set(struct gw_service *s)
     };
 }
 
+/* What every response says of the worker. */
+static void tell(void *context, struct gw_response *r)
+{
+    const struct gw_service *s = context;
+    const char *degraded = s->dispatch ? gw_dispatch_degraded(s->dispatch) : "";
+    r->degraded = degraded[0] != '\0' ? degraded : NULL;
+    r->celsius = s->dispatch ? gw_dispatch_gpu_celsius(s->dispatch) : 0;
+}
+
 void gw_service_start(struct gw_service *s)
 {
+    struct gw_conn_shared *shared = gw_loop_shared(s->loop);
     struct err e = {0};
+    shared->tell = tell;
+    shared->tell_context = s;
     if (!s->settings || s->dispatch)
         return;
     const char *path = settings_text(s->settings, SETTING_model_path);

@@ -71,6 +71,10 @@ test('header, metrics and ps tell the temperature', async () => {
     const a = await ask(base);
     assert.equal(a.text, expected[12]);
     assert.deepEqual([a.celsius, a.degraded], ['60', null]);
+    for (const [url, status] of [['/v1/models', 200], ['/nothing', 404], ['/v1/completions', 405]]) {
+      const response = await fetch(base + url);
+      assert.deepEqual([response.status, response.headers.get('x-nvidia-temp')], [status, '60']);
+    }
     const metrics = await (await fetch(`${base}/metrics`)).text();
     assert.match(metrics, /^islet_worker_gpu_temperature_celsius 60$/m);
     assert.match(metrics, /^islet_worker_gpu_power_milliwatts 115000$/m);

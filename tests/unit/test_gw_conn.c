@@ -11,6 +11,7 @@
 #include "alloc.h"
 #include "gw_conn.h"
 #include "gw_exchange.h"
+#include "gw_response.h"
 #include "http_shapes.h"
 #include "log.h"
 
@@ -677,6 +678,32 @@ static void test_gw_conn_early_error_keeps_the_connection_when_the_body_is_there
     assert_true(f->shut);
 }
 
+static void tell(void *context, struct gw_response *r)
+{
+    (void)context;
+    r->degraded = "the GPU rests";
+    r->celsius = 61;
+}
+
+static void test_gw_conn_every_answer_tells_of_the_gpu(void **state)
+{
+    struct fixture *f = *state;
+    static const char *const requests[] = {GET("/"), GET("/y"), GET("/%zz"),
+                                           POST("/v1/chat/completions", "")};
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        f->shared.tell = NULL;
+        connect_client(f);
+        feed(f, requests[i]);
+        assert_true(status(f) >= 200);
+        assert_false(has(f, "x-nvidia-temp") || has(f, "x-islet-degraded"));
+        f->shared.tell = tell;
+        connect_client(f);
+        feed(f, requests[i]);
+        assert_true(has(f, "\r\nx-nvidia-temp: 61\r\n"));
+        assert_true(has(f, "\r\nx-islet-degraded: the GPU rests\r\n"));
+    }
+}
+
 static void test_gw_conn_origins_and_preflight(void **state)
 {
     struct fixture *f = *state;
@@ -789,6 +816,7 @@ int main(void)
         TEST(test_gw_conn_expect_continue_is_answered_after_the_checks),
         TEST(test_gw_conn_methods_and_paths),
         TEST(test_gw_conn_early_error_keeps_the_connection_when_the_body_is_there),
+        TEST(test_gw_conn_every_answer_tells_of_the_gpu),
         TEST(test_gw_conn_origins_and_preflight),
         TEST(test_gw_conn_request_id_is_echoed_or_made),
         TEST(test_gw_conn_draining_refuses_posts_and_closes),
