@@ -4,6 +4,8 @@
 
 #include "units.h"
 
+#define LARGEST (UINT64_C(1) << 46) /* memory of a device; what says more does not know it */
+
 enum {
     HOTTEST = 150,     /* C; what says more, or 0, is no thermometer */
     HOPELESS = 2,      /* readings */
@@ -104,7 +106,7 @@ static void take_again(struct governor *g, uint32_t missing, uint64_t now_ns,
 
 static bool is_good(const struct governor_readings *r)
 {
-    return r->vram_total >= 100 && r->vram_free <= r->vram_total;
+    return r->vram_total >= 100 && r->vram_total <= LARGEST && r->vram_free <= r->vram_total;
 }
 
 static void measure(struct governor *g, const struct governor_readings *r, uint32_t held,

@@ -208,7 +208,9 @@ static void test_governor_absurd_memory_changes_nothing(void **state)
         {.vram_free = 1, .vram_total = 0},
         {.vram_free = 2 * MIB, .vram_total = MIB},
         {.vram_free = UINT64_MAX, .vram_total = TOTAL * MIB},
-        {.vram_free = 0, .vram_total = 99}};
+        {.vram_free = 0, .vram_total = 99},
+        {.vram_free = 1, .vram_total = UINT64_C(1) << 62}, /* no device has as much */
+        {.vram_free = 0, .vram_total = UINT64_MAX}};
     struct world w = start();
     w.held = 0;
     use(&w, 9600);
@@ -221,8 +223,8 @@ static void test_governor_absurd_memory_changes_nothing(void **state)
         tell(&w, &absurd[0]);
     assert_false(w.a.pause);
     assert_int_equal(w.g.memory, GOVERNOR_MEMORY_FINE);
-    /* The largest of all figures does not overflow. */
-    tell(&w, &(struct governor_readings){.vram_free = UINT64_MAX / 30, .vram_total = UINT64_MAX});
+    const uint64_t most = UINT64_C(1) << 46;
+    tell(&w, &(struct governor_readings){.vram_free = most / 30, .vram_total = most});
     assert_int_equal(w.g.memory, GOVERNOR_MEMORY_WARN);
 }
 
