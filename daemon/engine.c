@@ -11,8 +11,10 @@
 #include "alloc.h"
 #include "engine_commands.h"
 #include "engine_govern.h"
-#include "engine_plan.h"
+#include "engine_load.h"
+#include "engine_retry.h"
 #include "engine_run.h"
+#include "engine_shown.h"
 #include "engine_status.h"
 #include "fault.h"
 #include "log.h"
@@ -29,7 +31,7 @@ struct engine {
     struct engine_mail mail;
     struct queue *submitted; /* struct engine_job, loop to engine */
     struct engine_commands commands;
-    _Atomic bool stop, load_again, drain;
+    _Atomic bool stop, load_again;
     _Atomic bool starved; /* the engine waits for events to come back */
     _Atomic uint64_t heartbeat;
 
@@ -38,44 +40,22 @@ struct engine {
     _Atomic uint32_t n_open;
     uint64_t n_orders;
 
-    /* under `lock` */
-    pthread_mutex_t lock;
-    struct engine_facts facts;
-    struct engine_snapshot snapshot;
+    struct engine_shown shown;
 
     /* engine thread */
     struct engine_run run;
-    struct engine_run_devices devices;
+    struct engine_load load;
     struct engine_govern govern;
-    bool gpu_dropped; /* it failed: it is not tried again while the CPU serves */
-    bool gpu_lost;    /* and this process should end */
-    struct model *model;
-    struct err unread;  /* the last read for a request that failed, */
-    uint64_t unread_ns; /* and when; 0: none did */
+    struct engine_retry retry; /* of a GPU that is not used though it may be */
+    bool gpu_dropped;          /* it failed, or others fill it: the CPU serves */
+    bool gpu_lost;             /* and this process should end */
+    struct err unread;         /* the last read for a request that failed, */
+    uint64_t unread_ns;        /* and when; 0: none did */
     uint64_t started_ns, resident_ns;
     int statm; /* /proc/self/statm, or -1 */
 };
 
 /* ---- facts and snapshot ---- */
-
-/* SERVING becomes DRAINING when that was asked for, however late. */
-static void set_state(struct engine *g, enum proto_state state, const char *reason)
-{
-    pthread_mutex_lock(&g->lock);
-    const bool drains = state == PROTO_SERVING && atomic_load(&g->drain);
-    g->facts.state = drains ? PROTO_DRAINING : state;
-    snprintf(g->facts.reason, sizeof(g->facts.reason), "%s", reason);
-    pthread_mutex_unlock(&g->lock);
-    engine_mail_send_state(&g->mail);
-}
-
-static enum proto_state state_of(struct engine *g)
-{
-    pthread_mutex_lock(&g->lock);
-    const enum proto_state state = g->facts.state;
-    pthread_mutex_unlock(&g->lock);
-    return state;
-}
 
 static void read_resident(struct engine *g, uint64_t now)
 {
@@ -101,35 +81,19 @@ static void take_snapshot(struct engine *g)
     c->uptime_ms = (now - g->started_ns) / 1000000u;
     engine_status_count(&g->run);
     engine_govern_count(&g->govern, &g->run, c);
-    pthread_mutex_lock(&g->lock);
-    struct engine_snapshot *s = &g->snapshot;
-    s->taken_ns = now;
-    s->status = *c;
-    s->status.state = (uint8_t)g->facts.state;
-    engine_status_sequences(&g->run, now, s);
     const bool unread = g->unread_ns != 0 && now - g->unread_ns < UNREAD_NS;
-    snprintf(s->unread, sizeof(s->unread), "%s", unread ? g->unread.text : "");
-    pthread_mutex_unlock(&g->lock);
+    engine_shown_set_unread(&g->shown, unread ? g->unread.text : "");
+    engine_shown_set_figures(&g->shown, &g->run, now);
 }
 
 void engine_get_facts(struct engine *g, struct engine_facts *ret)
 {
-    pthread_mutex_lock(&g->lock);
-    *ret = g->facts;
-    pthread_mutex_unlock(&g->lock);
+    engine_shown_get_facts(&g->shown, ret);
 }
 
 void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
 {
-    pthread_mutex_lock(&g->lock);
-    *ret = g->snapshot;
-    pthread_mutex_unlock(&g->lock);
-    ret->status.sequences = ret->sequences;
-    ret->status.backend = proto_text_of(ret->backend);
-    ret->status.degraded = proto_text_of(ret->degraded[0] != '\0' ? ret->degraded : ret->unread);
-    ret->status.storage = proto_text_of(ret->storage);
-    for (uint16_t i = 0; i < ret->status.n_sequences; i++)
-        ret->sequences[i].client = proto_text_of(ret->clients[i]);
+    engine_shown_get_snapshot(&g->shown, ret);
 }
 
 /* ---- loading ---- */
@@ -137,10 +101,7 @@ void engine_get_snapshot(struct engine *g, struct engine_snapshot *ret)
 static void on_progress(void *context, unsigned percent)
 {
     struct engine *g = context;
-    pthread_mutex_lock(&g->lock);
-    g->facts.progress = (uint8_t)percent;
-    pthread_mutex_unlock(&g->lock);
-    engine_mail_send_state(&g->mail);
+    engine_shown_set_progress(&g->shown, percent);
 }
 
 static void take_submitted(struct engine *g)
@@ -164,127 +125,24 @@ static bool on_piece(void *context)
     return atomic_load(&g->stop);
 }
 
-/* Whether anything new should be admitted, to those who ask. */
-static void set_pause(struct engine *g, bool pause)
-{
-    pthread_mutex_lock(&g->lock);
-    const bool changed = g->facts.paused != pause;
-    g->facts.paused = pause;
-    snprintf(g->facts.pause_reason, sizeof(g->facts.pause_reason), "%s",
-             pause ? g->govern.why_slower : "the GPU's memory rises no more");
-    pthread_mutex_unlock(&g->lock);
-    if (changed)
-        engine_mail_send_state(&g->mail);
-}
-
 /* Gives up the model and the devices. Sequences that run stay, and wait. */
 static void unload(struct engine *g)
 {
-    struct engine_run_devices *d = &g->devices;
     engine_govern_stop(&g->govern);
-    set_pause(g, false);
+    engine_shown_set_pause(&g->shown, false, "no GPU whose memory would rise");
     engine_commands_leave(&g->commands);
-    engine_run_leave(&g->run);
-    model_close(g->model);
-    g->model = NULL;
-    if (d->gpu_stream != NULL)
-        k_ops(d->gpu)->stream_free(d->gpu_stream);
-    k_close(d->gpu);
-    if (d->cpu_stream != NULL)
-        k_ops(d->cpu)->stream_free(d->cpu_stream);
-    k_close(d->cpu);
-    *d = (struct engine_run_devices){.cpu = NULL};
-}
-
-/* Why answers are slower than they could be, or "". */
-static void set_degraded(struct engine *g, const char *reason)
-{
-    pthread_mutex_lock(&g->lock);
-    snprintf(g->snapshot.degraded, sizeof(g->snapshot.degraded), "%s", reason);
-    pthread_mutex_unlock(&g->lock);
-}
-
-static void know_model(struct engine *g)
-{
-    const struct model_shape *shape = &g->model->shape;
-    const struct engine_run_devices *d = &g->devices;
-    pthread_mutex_lock(&g->lock);
-    struct engine_facts *f = &g->facts;
-    snprintf(f->model, sizeof(f->model), "%s", shape->name);
-    memcpy(f->file_digest, g->model->file_digest, sizeof(f->file_digest));
-    memcpy(f->shape_digest, g->model->shape_digest, sizeof(f->shape_digest));
-    f->n_layer = shape->n_layer;
-    f->n_expert = shape->n_expert;
-    f->n_expert_used = shape->n_expert_used;
-    f->n_vocab = shape->n_vocab;
-    f->n_ctx = g->run.n_ctx;
-    snprintf(g->snapshot.backend, sizeof(g->snapshot.backend), "%s%s%s",
-             d->gpu != NULL ? k_ops(d->gpu)->name : "", d->gpu != NULL ? "+" : "",
-             k_ops(d->cpu)->name);
-    snprintf(g->snapshot.storage, sizeof(g->snapshot.storage), "%s",
-             tier_ssd_about(g->run.experts->ssd));
-    pthread_mutex_unlock(&g->lock);
-}
-
-/* The dense weights, and a small model's experts too: it is then ready at full speed, and a damaged
- * file is found now. A large one's are read when they are needed, or while nobody asks. */
-static enum err_code read_weights(struct engine *g, struct model_loading *loading, struct err *e)
-{
-    struct engine_run *run = &g->run;
-    const uint64_t experts = g->model->experts_bytes;
-    const bool fill = engine_plan_fills_at_start(&run->budget, experts);
-    loading->ssd = run->experts->ssd;
-    loading->arena = run->experts->ram.arena;
-    loading->arena_bytes = run->experts->ram.bytes;
-    loading->total_bytes = g->model->weights_bytes + (fill ? experts : 0);
-    if (run->gpu)
-        loading->staging = (struct k_span){run->islands.vram.memory, 0};
-    enum err_code code = model_load(g->model, loading, e);
-    if (code == ERR_OK && fill && run->experts->all_fit)
-        code = engine_experts_fill(run->experts, loading, e);
-    if (code == ERR_OK && fill && run->gpu)
-        code = engine_islands_fill(&run->islands, loading, e);
-    return code;
-}
-
-static enum err_code open_devices(struct engine *g, bool gpu, struct err *e)
-{
-    struct engine_run_devices *d = &g->devices;
-    enum err_code code = k_open((enum k_level)g->config.cpu_level, g->config.threads, &d->cpu, e);
-    if (code == ERR_OK)
-        code = k_ops(d->cpu)->stream_new(d->cpu, &d->cpu_stream, e);
-    if (code == ERR_OK && gpu)
-        code = g->config.open_gpu(g->config.open_gpu_context, &d->gpu, e);
-    if (code == ERR_OK && gpu)
-        code = k_ops(d->gpu)->stream_new(d->gpu, &d->gpu_stream, e);
-    return code;
+    engine_load_leave(&g->load);
 }
 
 static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
 {
-    struct engine_run_devices *d = &g->devices;
-    struct model_loading loading = {
-        .path = g->config.model_path, .progress = on_progress, .stopped = on_piece, .context = g};
-    enum err_code code = open_devices(g, gpu, e);
-    loading.device = gpu ? d->gpu : d->cpu;
-    loading.stream = gpu ? d->gpu_stream : d->cpu_stream;
-    loading.host = d->cpu;
-    if (code == ERR_OK)
-        code = model_open(&loading, &g->model, e);
-    if (code == ERR_OK)
-        code = engine_run_start(&g->run, d, g->model, e);
-    if (code == ERR_OK)
-        code = read_weights(g, &loading, e);
-    if (code == ERR_OK)
-        code = engine_forward_record(g->run.forward, e);
-    if (code == ERR_OK) {
-        g->run.forward->heartbeat = g->run.experts->heartbeat = &g->heartbeat;
-        g->run.count.cpu_threads = k_threads(d->cpu);
-        know_model(g);
-        if (gpu)
-            engine_govern_start(&g->govern, &g->config, &g->run, d->gpu);
-    }
-    return code;
+    const enum err_code code = engine_load_on(&g->load, gpu, e);
+    if (code != ERR_OK)
+        return code;
+    engine_shown_set_model(&g->shown, &g->run, &g->load.devices);
+    if (gpu)
+        engine_govern_start(&g->govern, &g->config, &g->run, g->load.devices.gpu);
+    return ERR_OK;
 }
 
 /* Without the GPU after all. A machine that has none is as good as it can be. */
@@ -296,7 +154,7 @@ static void give_up_gpu(struct engine *g, const struct err *why)
     else
         log_warn("engine", "no_gpu", "reason=\"%s\" action=\"continuing: the CPU computes\"",
                  why->text);
-    set_degraded(g, none ? "" : why->text);
+    engine_shown_set_degraded(&g->shown, none ? "" : why->text);
     unload(g);
 }
 
@@ -332,106 +190,78 @@ static void check_waiting(struct engine *g)
         if (job->checked_ctx == g->run.n_ctx)
             continue;
         job->checked_ctx = g->run.n_ctx;
-        if (engine_request_check_model(&job->request.run, g->model->shape.n_vocab, g->run.n_ctx,
-                                       &e) != ERR_OK)
+        if (engine_request_check_model(&job->request.run, g->load.model->shape.n_vocab,
+                                       g->run.n_ctx, &e) != ERR_OK)
             engine_run_fail_job(&g->run, job, &e);
     }
-}
-
-static const char *gpu_name(const struct engine *g)
-{
-    const struct k_ops *ops = k_ops(g->devices.gpu);
-    return ops->describe != NULL ? ops->describe(g->devices.gpu) : ops->name;
-}
-
-static void log_tiers(const struct engine *g)
-{
-    const struct engine_experts *x = g->run.experts;
-    log_info("engine", "tiers",
-             "ram_budget=%llu slots_bytes=%llu experts=%u experts_bytes=%llu all_fit=%d locked=%d "
-             "ssd=\"%s\"",
-             (unsigned long long)g->run.budget.total, (unsigned long long)x->ram.bytes,
-             x->n_experts, (unsigned long long)g->model->experts_bytes, x->all_fit, x->ram.locked,
-             tier_ssd_about(x->ssd));
-    if (g->run.gpu) {
-        const struct engine_split_rates *r = &g->run.hybrid.rates;
-        log_info("engine", "gpu",
-                 "device=\"%s\" vram_budget=%llu islands_bytes=%llu all_fit=%d pinned=%d "
-                 "link_mb_s=%.0f gpu_mb_s=%.0f cpu_mb_s=%.0f sync_us=%.1f",
-                 gpu_name(g), (unsigned long long)g->run.vram.total,
-                 (unsigned long long)g->run.vram.islands, g->run.vram.all_resident,
-                 g->run.islands.pinned, r->link / 1e6, r->gpu / 1e6, r->cpu / 1e6,
-                 r->sync_ns / 1e3);
-    }
-    if (!x->ram.locked)
-        log_warn("engine", "not_locked", "reason=\"%s\" hint=\"the system may swap experts out\"",
-                 x->ram.refusal);
 }
 
 static void load_model(struct engine *g)
 {
     struct err e = {.code = ERR_OK};
     on_progress(g, 0);
-    set_state(g, PROTO_LOADING, "");
+    engine_shown_set_state(&g->shown, PROTO_LOADING, "");
     g->unread_ns = 0;
     if (!g->gpu_dropped)
-        set_degraded(g, ""); /* why an earlier try did without the GPU */
+        engine_shown_set_degraded(&g->shown, ""); /* why an earlier try did without the GPU */
     if (load(g, &e) == ERR_OK) {
         on_progress(g, 100);
-        set_state(g, PROTO_SERVING, "");
+        engine_shown_set_state(&g->shown, PROTO_SERVING, "");
         log_info("engine", "serving",
                  "model=%s context=%u kv_pages=%u weights_bytes=%llu backend=%s threads=%u",
-                 g->model->shape.name, g->run.n_ctx, g->run.pages.n,
-                 (unsigned long long)g->model->weights_bytes, g->snapshot.backend,
-                 k_threads(g->devices.cpu));
-        log_tiers(g);
+                 g->load.model->shape.name, g->run.n_ctx, g->run.pages.n,
+                 (unsigned long long)g->load.model->weights_bytes, g->shown.snapshot.backend,
+                 k_threads(g->load.devices.cpu));
+        engine_status_log(&g->run, &g->load.devices);
+        if (!g->run.gpu && g->config.gpu != ENGINE_GPU_OFF && g->config.open_gpu != NULL)
+            engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
         if (g->run.n_ctx < g->config.context)
             log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
-                     g->run.n_ctx, g->config.context, g->model->shape.n_ctx_train, g->run.pages.n);
+                     g->run.n_ctx, g->config.context, g->load.model->shape.n_ctx_train,
+                     g->run.pages.n);
         return;
     }
     unload(g);
     if (e.code == ERR_CANCELLED)
         return;
-    set_state(g, PROTO_FAILED, e.text);
+    engine_shown_set_state(&g->shown, PROTO_FAILED, e.text);
 }
 
-/* What runs is computed again by the CPU, with the same bits. */
-static void go_on_without_gpu(struct engine *g)
+/* On other devices than before. What runs is computed again, with the same bits. */
+static void load_anew(struct engine *g)
 {
     struct err e = {.code = ERR_OK};
     unload(g);
     if (load(g, &e) == ERR_OK) {
         on_progress(g, 100);
-        log_tiers(g);
+        engine_status_log(&g->run, &g->load.devices);
         return;
     }
     unload(g);
     engine_run_fail_all(&g->run, &e);
     if (e.code != ERR_CANCELLED)
-        set_state(g, PROTO_FAILED, e.text);
+        engine_shown_set_state(&g->shown, PROTO_FAILED, e.text);
 }
 
 /* The GPU failed. What runs is computed again by the CPU, with the same bits; where the process can
  * never use the GPU again, it ends instead, and whoever waits is answered by the next one. */
 static void drop_gpu(struct engine *g)
 {
-    const struct k_ops *ops = k_ops(g->devices.gpu);
+    const struct k_ops *ops = k_ops(g->load.devices.gpu);
     struct err why = {.code = ERR_OK};
     g->gpu_dropped = true;
-    g->gpu_lost = ops->lost != NULL && ops->lost(g->devices.gpu, &why);
+    engine_retry_on_loss(&g->retry, true);
+    g->gpu_lost = ops->lost != NULL && ops->lost(g->load.devices.gpu, &why);
     log_error("engine", "gpu_failed", "reason=\"%s\" action=\"%s\"",
               why.code != ERR_OK ? why.text : "a step failed",
               g->gpu_lost ? "this process ends" : "continuing: the CPU computes all of it again");
-    set_degraded(g, why.code != ERR_OK ? why.text : "the GPU failed");
+    engine_shown_set_degraded(&g->shown, why.code != ERR_OK ? why.text : "the GPU failed");
     if (g->gpu_lost) {
-        pthread_mutex_lock(&g->lock);
-        g->facts.gpu_lost = true;
-        pthread_mutex_unlock(&g->lock);
-        engine_mail_send_state(&g->mail);
+        engine_shown_set_gpu_lost(&g->shown);
         return;
     }
-    go_on_without_gpu(g);
+    load_anew(g);
+    engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
 }
 
 /* Other programs fill the GPU, and no island is left to give back. */
@@ -439,13 +269,16 @@ static void leave_gpu(struct engine *g)
 {
     const struct governor *v = &g->govern.governor;
     g->gpu_dropped = true;
+    engine_retry_on_loss(&g->retry, false);
     log_error("governor", "gpu_given_up",
               "used_bytes=%llu total_bytes=%llu limit_percent=%u "
-              "action=\"continuing: the CPU computes all of it again, until isletd is restarted\"",
+              "action=\"continuing: the CPU computes all of it again; the GPU is looked at again\"",
               (unsigned long long)v->used, (unsigned long long)v->total,
               v->limits.critical_percent);
-    set_degraded(g, "other programs fill the GPU's memory: the CPU computes alone");
-    go_on_without_gpu(g);
+    engine_shown_set_degraded(&g->shown,
+                              "other programs fill the GPU's memory: the CPU computes alone");
+    load_anew(g);
+    engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
 }
 
 static void govern(struct engine *g)
@@ -457,8 +290,39 @@ static void govern(struct engine *g)
         leave_gpu(g);
         return;
     }
-    set_degraded(g, v->why_slower);
-    set_pause(g, v->actions.pause);
+    engine_shown_set_degraded(&g->shown, v->why_slower);
+    engine_shown_set_pause(&g->shown, v->actions.pause,
+                           v->actions.pause ? v->why_slower : "the GPU's memory rises no more");
+}
+
+static bool is_idle(const struct engine *g)
+{
+    bool idle = list_empty(&g->run.waiting);
+    for (uint32_t i = 0; i < g->run.n_slots; i++)
+        idle &= g->run.slots[i].job == NULL;
+    return idle;
+}
+
+/* A GPU that the CPU does without may be there by now: it is looked for while nobody asks. */
+static void look_for_gpu(struct engine *g)
+{
+    struct err why = {.code = ERR_OK};
+    if (g->run.gpu || !engine_retry_is_due(&g->retry, ticks_ns(g->config.ticks)) || !is_idle(g) ||
+        atomic_load(&g->shown.drain))
+        return;
+    if (engine_load_try_gpu(&g->load, &why) != ERR_OK) {
+        log_debug("engine", "still_no_gpu", "reason=\"%s\"", why.text);
+        engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
+        return;
+    }
+    log_info("engine", "gpu_found", "action=\"the model is loaded again, on both\"");
+    g->gpu_dropped = false;
+    engine_shown_set_degraded(&g->shown, "");
+    load_anew(g);
+    if (g->run.gpu || g->load.model == NULL)
+        return;
+    engine_retry_on_loss(&g->retry, false);
+    engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
 }
 
 /* ---- the thread ---- */
@@ -474,7 +338,7 @@ static bool turn_commands(struct engine *g, bool idle)
     const struct engine_commands_tiers tiers = {.experts = g->run.experts,
                                                 .islands = g->run.gpu ? &g->run.islands : NULL};
     enum err_code code = ERR_OK;
-    if (atomic_load(&g->drain)) {
+    if (atomic_load(&g->shown.drain)) {
         struct err e = {.code = ERR_OK};
         (void)say_draining(&e);
         engine_commands_refuse(&g->commands, &e);
@@ -501,7 +365,7 @@ static bool turn(struct engine *g)
     engine_run_sweep(&g->run);
     if (g->gpu_lost) /* the loop ends the process */
         return false;
-    if (g->model == NULL) {
+    if (g->load.model == NULL) {
         struct err e = {.code = ERR_OK};
         (void)err_set(&e, ERR_BUSY, "the model is not loaded");
         engine_run_fail_all(&g->run, &e);
@@ -521,6 +385,8 @@ static bool turn(struct engine *g)
     govern(g);
     if (g->run.gpu_failed)
         drop_gpu(g);
+    if (!more && g->load.model != NULL)
+        look_for_gpu(g);
     return more;
 }
 
@@ -530,7 +396,7 @@ static void *engine_main(void *argument)
     pthread_setname_np(pthread_self(), "engine");
     atomic_store(&g->load_again, true);
     while (!atomic_load(&g->stop)) {
-        if (atomic_exchange(&g->load_again, false) && g->model == NULL) {
+        if (atomic_exchange(&g->load_again, false) && g->load.model == NULL) {
             g->gpu_dropped = false; /* the CPU alone cannot serve it */
             load_model(g);
         }
@@ -557,7 +423,7 @@ static void free_engine(struct engine *g)
     engine_mail_done(&g->mail);
     engine_commands_done(&g->commands);
     queue_free(g->submitted);
-    pthread_mutex_destroy(&g->lock);
+    engine_shown_done(&g->shown);
     if (g->statm >= 0)
         close(g->statm);
     alloc_free(g);
@@ -581,13 +447,20 @@ enum err_code engine_start(const struct engine_config *config, struct engine **r
     g->config = *config;
     list_init(&g->open);
     list_init(&g->run.waiting);
-    pthread_mutex_init(&g->lock, NULL);
+    engine_shown_start(&g->shown, &g->mail);
     g->run.config = &g->config;
     g->run.mail = &g->mail;
+    g->load = (struct engine_load){.config = &g->config,
+                                   .run = &g->run,
+                                   .heartbeat = &g->heartbeat,
+                                   .progress = on_progress,
+                                   .stopped = on_piece,
+                                   .context = g};
+    engine_retry_start(&g->retry, config->gpu_retry_ms);
     g->mail.notify = config->notify;
     g->mail.notify_context = config->notify_context;
-    g->facts.max_sequences = config->max_sequences;
-    g->facts.prefill_chunk = config->prefill_chunk;
+    g->shown.facts.max_sequences = config->max_sequences;
+    g->shown.facts.prefill_chunk = config->prefill_chunk;
     g->started_ns = ticks_ns(config->ticks);
     g->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
     const size_t n_open = (size_t)config->max_waiting + config->max_sequences;
@@ -620,7 +493,7 @@ void engine_stop(struct engine *g)
 
 void engine_load_again(struct engine *g)
 {
-    if (state_of(g) != PROTO_FAILED)
+    if (engine_shown_state(&g->shown) != PROTO_FAILED)
         return;
     atomic_store(&g->load_again, true);
     queue_wake(g->submitted);
@@ -628,15 +501,15 @@ void engine_load_again(struct engine *g)
 
 void engine_drain(struct engine *g)
 {
-    atomic_store(&g->drain, true);
-    if (state_of(g) == PROTO_SERVING) /* else when the model is loaded */
-        set_state(g, PROTO_DRAINING, "");
+    atomic_store(&g->shown.drain, true);
+    if (engine_shown_state(&g->shown) == PROTO_SERVING) /* else when the model is loaded */
+        engine_shown_set_state(&g->shown, PROTO_DRAINING, "");
 }
 
 /* Does it take anything now? */
 static enum err_code check_open(struct engine *g, const struct engine_facts *facts, struct err *e)
 {
-    if (atomic_load(&g->drain))
+    if (atomic_load(&g->shown.drain))
         return say_draining(e);
     if (facts->state == PROTO_FAILED)
         return err_set(e, ERR_BUSY, "the model is not loaded: %s", facts->reason);
@@ -730,5 +603,5 @@ void engine_event_return(struct engine *g, struct engine_event *event)
 
 uint64_t engine_heartbeat(const struct engine *g)
 {
-    return atomic_load(&g->heartbeat);
+    return atomic_load(&g->heartbeat) + engine_load_pulse(&g->load);
 }

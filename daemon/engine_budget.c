@@ -23,11 +23,12 @@ static enum err_code too_small(const struct engine_budget_needs *needs, uint64_t
     return err_set(e, ERR_NOMEM,
                    "memory.ram_budget %s%s is too small: dense weights %s + KV pages %s%s + work "
                    "%s + one expert %s%s%s is the least that works; raise it, or lower "
-                   "memory.kv_budget or batch.prefill_chunk",
+                   "%sbatch.prefill_chunk",
                    needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
                    units_bytes(needs->weights).s, units_bytes(needs->kv).s, grows ? " (auto)" : "",
                    units_bytes(needs->work).s, units_bytes(least_arena).s, grows ? "; " : " = ",
-                   units_bytes_up(grows ? needs->least : least).s);
+                   units_bytes_up(grows ? needs->least : least).s,
+                   needs->kv > 0 ? "memory.kv_budget or " : "");
 }
 
 enum err_code engine_budget_split(const struct engine_budget_needs *needs,
@@ -49,11 +50,12 @@ enum err_code engine_budget_split(const struct engine_budget_needs *needs,
         return err_set(e, ERR_NOMEM,
                        "memory: weights %s + KV pages %s + work %s + expert slots %s "
                        "are more than the %s available; set memory.ram_budget (least here: %s), "
-                       "or lower memory.kv_budget or batch.prefill_chunk",
+                       "or lower %sbatch.prefill_chunk",
                        units_bytes(needs->weights).s, units_bytes(needs->kv).s,
                        units_bytes(needs->work).s, units_bytes(arena).s,
                        units_bytes(needs->available).s,
-                       units_bytes_up(needs->least != 0 ? needs->least : least).s);
+                       units_bytes_up(needs->least != 0 ? needs->least : least).s,
+                       needs->kv > 0 ? "memory.kv_budget or " : "");
     *ret = (struct engine_budget){.arena = arena,
                                   .total = fixed + arena,
                                   .all_resident = arena >= needs->experts,
@@ -75,23 +77,26 @@ enum err_code engine_budget_vram_split(const struct engine_budget_vram_needs *ne
     if (!size_add(needs->weights, needs->kv, &fixed) || !size_add(fixed, needs->work, &fixed) ||
         !size_add(fixed, needs->fixed, &fixed) || !size_add(fixed, needs->least_islands, &least))
         return err_set(e, ERR_LIMIT, "the model is larger than the address space");
+    const bool grows = needs->least > least;
     if (needs->budget < least)
         return err_set(e, ERR_NOMEM,
                        "memory.vram_budget %s%s is too small for the GPU: dense weights %s + KV "
-                       "pages %s + work %s + copies %s = %s is the least that works; raise it, or "
-                       "lower memory.kv_budget or batch.prefill_chunk",
+                       "pages %s%s + work %s + copies %s%s%s is the least that works; raise it, "
+                       "or lower memory.kv_budget or batch.prefill_chunk",
                        needs->automatic ? "(auto) " : "", units_bytes(needs->budget).s,
                        units_bytes(needs->weights).s, units_bytes(needs->kv).s,
-                       units_bytes(needs->work).s,
-                       units_bytes(needs->fixed + needs->least_islands).s, units_bytes_up(least).s);
+                       grows ? " (auto)" : "", units_bytes(needs->work).s,
+                       units_bytes(needs->fixed + needs->least_islands).s, grows ? "; " : " = ",
+                       units_bytes_up(grows ? needs->least : least).s);
     const uint64_t rest = (needs->budget - fixed) & ~(PAGE - 1ull);
     uint64_t islands = (needs->experts + PAGE - 1) & ~(PAGE - 1ull);
     islands = islands < needs->least_islands ? needs->least_islands : islands;
     islands = rest < islands ? rest : islands;
     if (needs->available != 0 && fixed + islands > needs->available)
-        return err_set(
-            e, ERR_NOMEM, "memory.vram_budget %s: the GPU has %s free; lower it (least here: %s)",
-            units_bytes(needs->budget).s, units_bytes(needs->available).s, units_bytes_up(least).s);
+        return err_set(e, ERR_NOMEM,
+                       "memory.vram_budget %s: the GPU has %s free; lower it (least here: %s)",
+                       units_bytes(needs->budget).s, units_bytes(needs->available).s,
+                       units_bytes_up(grows ? needs->least : least).s);
     *ret = (struct engine_budget_vram){
         .islands = islands, .total = fixed + islands, .all_resident = islands >= needs->experts};
     return ERR_OK;

@@ -46,6 +46,7 @@ struct engine_budget_vram_needs {
     uint64_t fixed;         /* of the tier beside its islands */
     uint64_t experts;       /* islands of all experts */
     uint64_t least_islands; /* bytes of islands that there must be */
+    uint64_t least;         /* the least budget that works where kv grows with it; 0: the sum */
 };
 
 struct engine_budget_vram {

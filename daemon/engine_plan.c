@@ -96,10 +96,9 @@ static void size_up_ram(const struct engine_plan_machine *machine, const struct 
     }
 }
 
-/* All of a plan but how its RAM is divided. */
-static enum err_code size_up(const struct engine_config *config,
-                             const struct engine_plan_machine *machine, const struct model *m,
-                             uint64_t available, struct engine_plan *ret, struct err *e)
+/* All of a plan but how its memories are divided. */
+static void size_up(const struct engine_config *config, const struct engine_plan_machine *machine,
+                    const struct model *m, uint64_t available, struct engine_plan *ret)
 {
     const bool automatic = config->ram_budget == 0, vram_automatic = config->vram_budget == 0;
     const uint64_t ram = automatic ? engine_budget_auto(available) : config->ram_budget;
@@ -122,15 +121,64 @@ static enum err_code size_up(const struct engine_config *config,
                                               .cycle = cycle_bytes(m)};
     size_up_ram(machine, m, ret);
     if (machine->gpu == NULL)
-        return ERR_OK;
+        return;
     ret->vram_needs =
         (struct engine_budget_vram_needs){.budget = vram, .automatic = vram_automatic};
     size_up_vram(machine, m, ret);
-    const enum err_code code = engine_budget_vram_split(&ret->vram_needs, &ret->vram, e);
-    if (code == ERR_OK && ret->vram.all_resident && ret->needs.experts > STAGED)
+}
+
+static bool vram_suffices(const struct engine_config *config,
+                          const struct engine_plan_machine *machine, const struct model *m,
+                          uint64_t mib)
+{
+    struct engine_config c = *config;
+    struct engine_plan plan;
+    c.vram_budget = mib * MIB;
+    size_up(&c, machine, m, 0, &plan);
+    plan.vram_needs.available = 0;
+    return engine_budget_vram_split(&plan.vram_needs, &plan.vram, NULL) == ERR_OK;
+}
+
+/* The least memory.vram_budget that works, in bytes. */
+static uint64_t least_vram(const struct engine_config *config,
+                           const struct engine_plan_machine *machine, const struct model *m)
+{
+    uint64_t low = 0, high = 1; /* MiB */
+    while (!vram_suffices(config, machine, m, high)) {
+        low = high;
+        if (high >= MOST / MIB)
+            return 0;
+        high *= 2;
+    }
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (vram_suffices(config, machine, m, middle))
+            high = middle;
+        else
+            low = middle;
+    }
+    return high * MIB;
+}
+
+/* All of a plan but how its RAM is divided. */
+static enum err_code plan_vram(const struct engine_config *config,
+                               const struct engine_plan_machine *machine, const struct model *m,
+                               uint64_t available, struct engine_plan *ret, struct err *e)
+{
+    size_up(config, machine, m, available, ret);
+    if (machine->gpu == NULL)
+        return ERR_OK;
+    struct engine_budget_vram_needs *needs = &ret->vram_needs;
+    enum err_code code = engine_budget_vram_split(needs, &ret->vram, NULL);
+    /* KV pages grow with the budget: what is refused says one that is not refused again. */
+    if (code != ERR_OK && e != NULL && config->kv_budget == 0)
+        needs->least = least_vram(config, machine, m);
+    if (code != ERR_OK)
+        return engine_budget_vram_split(needs, &ret->vram, e);
+    if (ret->vram.all_resident && ret->needs.experts > STAGED)
         ret->needs.experts =
             STAGED > ret->needs.largest_expert ? STAGED : ret->needs.largest_expert;
-    return code;
+    return ERR_OK;
 }
 
 /* Has a budget of so many MiB that many bytes of slots? *ret is written if so. */
@@ -140,7 +188,7 @@ static bool suffices(const struct engine_config *config, const struct engine_pla
     struct engine_config c = *config;
     struct engine_plan plan;
     c.ram_budget = mib * MIB;
-    if (size_up(&c, machine, m, 0, &plan, NULL) != ERR_OK ||
+    if (plan_vram(&c, machine, m, 0, &plan, NULL) != ERR_OK ||
         engine_budget_split(&plan.needs, &plan.budget, NULL) != ERR_OK ||
         plan.budget.arena < (slots < plan.needs.experts ? slots : plan.needs.experts))
         return false;
@@ -155,7 +203,7 @@ enum err_code engine_plan_least(const struct engine_config *config,
 {
     struct engine_plan plan;
     uint64_t low = 0, high = 1; /* MiB */
-    const enum err_code code = size_up(config, machine, m, 0, &plan, e);
+    const enum err_code code = plan_vram(config, machine, m, 0, &plan, e);
     if (code != ERR_OK)
         return code;
     while (!suffices(config, machine, m, high, slots, ret)) {
@@ -179,14 +227,15 @@ enum err_code engine_plan_make(const struct engine_config *config,
                                struct engine_plan *ret, struct err *e)
 {
     struct engine_plan least;
-    enum err_code code = size_up(config, machine, m, machine->available, ret, e);
+    enum err_code code = plan_vram(config, machine, m, machine->available, ret, e);
     if (code != ERR_OK)
         return code;
     code = engine_budget_split(&ret->needs, &ret->budget, NULL);
     if (code == ERR_OK)
         return ERR_OK;
     /* KV pages grow with the budget: what is refused says one that is not refused again. */
-    if (config->kv_budget == 0 && engine_plan_least(config, machine, m, 1, &least, NULL) == ERR_OK)
+    if (config->kv_budget == 0 && machine->gpu == NULL &&
+        engine_plan_least(config, machine, m, 1, &least, NULL) == ERR_OK)
         ret->needs.least = least.needs.budget;
     return engine_budget_split(&ret->needs, &ret->budget, e);
 }

@@ -66,6 +66,7 @@ struct engine_run {
     struct engine_ahead ahead;
     struct route_trace *trace; /* NULL: none */
     struct proto_status count; /* counters and gauges as the snapshot shows them */
+    struct proto_status past;  /* its counters when a model was given up last */
 };
 
 /* Divides the budgets, sizes pool and context, makes all buffers. The model's weights are loaded

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "log.h"
+
 static void describe_job(struct engine_snapshot *s, const struct engine_job *job, uint64_t now,
                          struct proto_sequence what)
 {
@@ -44,31 +46,34 @@ void engine_status_sequences(const struct engine_run *run, uint64_t now_ns,
     }
 }
 
-static void describe_tiers(const struct engine_experts *x, struct proto_status *c)
+static void describe_tiers(const struct engine_run *run, struct proto_status *c)
 {
+    const struct engine_experts *x = run->experts;
+    const struct proto_status *past = &run->past;
     const struct expert_cache_counts cache = expert_cache_count(x->cache);
     const struct tier_ssd_counts ssd = tier_ssd_count(x->ssd);
     c->ram_slots_used_bytes = cache.used_bytes;
     c->ram_locked = x->ram.locked;
     c->experts_resident = cache.resident;
-    c->expert_evictions_total = cache.evictions;
-    c->ssd_bytes_total = ssd.bytes;
-    c->ssd_reads_total = ssd.reads;
-    c->ssd_errors_total = ssd.failures;
-    c->ssd_wait_us_total = ssd.wait_ns / 1000;
+    c->expert_evictions_total = past->expert_evictions_total + cache.evictions;
+    c->ssd_bytes_total = past->ssd_bytes_total + ssd.bytes;
+    c->ssd_reads_total = past->ssd_reads_total + ssd.reads;
+    c->ssd_errors_total = past->ssd_errors_total + ssd.failures;
+    c->ssd_wait_us_total = past->ssd_wait_us_total + ssd.wait_ns / 1000;
 }
 
 static void describe_gpu(const struct engine_run *run, struct proto_status *c)
 {
+    const struct proto_status *past = &run->past;
     struct expert_cache_counts islands = {.resident = 0};
     if (run->gpu && run->islands.cache != NULL)
         islands = expert_cache_count(run->islands.cache);
     c->vram_islands_used_bytes = islands.used_bytes;
     c->experts_in_vram = islands.resident;
-    c->expert_copies_total = run->islands.counts.copies;
-    c->expert_copy_bytes_total = run->islands.counts.copied_bytes;
-    c->cpu_experts_us_total = run->hybrid.cpu_ns / 1000;
-    c->gpu_wait_us_total = run->hybrid.gpu_wait_ns / 1000;
+    c->expert_copies_total = past->expert_copies_total + run->islands.counts.copies;
+    c->expert_copy_bytes_total = past->expert_copy_bytes_total + run->islands.counts.copied_bytes;
+    c->cpu_experts_us_total = past->cpu_experts_us_total + run->hybrid.cpu_ns / 1000;
+    c->gpu_wait_us_total = past->gpu_wait_us_total + run->hybrid.gpu_wait_ns / 1000;
 }
 
 void engine_status_count(struct engine_run *run)
@@ -77,8 +82,43 @@ void engine_status_count(struct engine_run *run)
     c->kv_pages_cached = run->prefix.n_cached;
     c->kv_pages_used = run->pages.n - run->pages.n_free - run->prefix.n_cached;
     if (run->experts != NULL)
-        describe_tiers(run->experts, c);
+        describe_tiers(run, c);
     else /* the model went: what counts stays, what is there does not */
         c->ram_slots_used_bytes = c->ram_locked = c->experts_resident = 0;
     describe_gpu(run, c);
+}
+
+void engine_status_keep(struct engine_run *run)
+{
+    engine_status_count(run);
+    run->past = run->count;
+}
+
+static const char *gpu_name(struct k_device *gpu)
+{
+    const struct k_ops *ops = k_ops(gpu);
+    return ops->describe != NULL ? ops->describe(gpu) : ops->name;
+}
+
+void engine_status_log(const struct engine_run *run, const struct engine_run_devices *devices)
+{
+    const struct engine_experts *x = run->experts;
+    log_info("engine", "tiers",
+             "ram_budget=%llu slots_bytes=%llu experts=%u experts_bytes=%llu all_fit=%d locked=%d "
+             "ssd=\"%s\"",
+             (unsigned long long)run->budget.total, (unsigned long long)x->ram.bytes, x->n_experts,
+             (unsigned long long)run->model->experts_bytes, x->all_fit, x->ram.locked,
+             tier_ssd_about(x->ssd));
+    if (run->gpu) {
+        const struct engine_split_rates *r = &run->hybrid.rates;
+        log_info("engine", "gpu",
+                 "device=\"%s\" vram_budget=%llu islands_bytes=%llu all_fit=%d pinned=%d "
+                 "link_mb_s=%.0f gpu_mb_s=%.0f cpu_mb_s=%.0f sync_us=%.1f",
+                 gpu_name(devices->gpu), (unsigned long long)run->vram.total,
+                 (unsigned long long)run->vram.islands, run->vram.all_resident, run->islands.pinned,
+                 r->link / 1e6, r->gpu / 1e6, r->cpu / 1e6, r->sync_ns / 1e3);
+    }
+    if (!x->ram.locked)
+        log_warn("engine", "not_locked", "reason=\"%s\" hint=\"the system may swap experts out\"",
+                 x->ram.refusal);
 }

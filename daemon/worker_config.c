@@ -22,13 +22,21 @@ static struct k_cuda_fault asked_fault(void)
     struct k_cuda_fault fault = {.nth = 0};
     if (asked != NULL && sscanf(asked, "%llu:%d", &nth, &fault.error) == 2)
         fault.nth = nth;
+    unsetenv("ISLET_GPU_FAULT");
     return fault;
 }
 
 static enum err_code open_gpu(void *context, struct k_device **ret, struct err *e)
 {
+    const struct k_cuda_options o = {.ordinal = -1, .fault = asked_fault()};
+    struct err why = {.code = ERR_OK};
     (void)context;
-    return k_open_cuda(&(struct k_cuda_options){.ordinal = -1, .fault = asked_fault()}, ret, e);
+    const enum err_code code = k_open_cuda(&o, ret, &why);
+    if (code == ERR_OK)
+        return code;
+    /* Who has the GPU's kernels wants them used: that they cannot be is to be told. */
+    const bool wanted = code == ERR_UNSUPPORTED && k_cuda_open_finds(o.file);
+    return err_set(e, wanted ? ERR_DEVICE : code, "%s", why.text);
 }
 
 struct engine_config worker_config_engine(const struct settings *s)

@@ -136,8 +136,7 @@ static enum err_code open_gpu(struct worker_plan *p, const struct engine_config 
     k_close(gpu);
     if (c->gpu == ENGINE_GPU_ON)
         return err_set(e, why.code, "%s", why.text);
-    if (code != ERR_UNSUPPORTED)
-        p->gpu_refusal = why;
+    p->gpu_refusal = why;
     return ERR_OK;
 }
 

@@ -257,9 +257,23 @@ static void put_json_machine(const struct worker_plan *p, FILE *out)
     fputs("\"},", out);
 }
 
+/* The text, or null where there is none. */
+static void put_json_error(const struct err *e, FILE *out)
+{
+    if (e->code == ERR_OK) {
+        fputs("null", out);
+        return;
+    }
+    fputc('"', out);
+    put_name(out, e->text, true);
+    fputc('"', out);
+}
+
 static void put_json_gpu(const struct worker_plan *p, FILE *out)
 {
     const struct engine_plan *plan = &p->set.plan;
+    fputs(",\"gpu_refusal\":", out);
+    put_json_error(&p->gpu_refusal, out);
     if (p->gpu == NULL) {
         fputs(",\"gpu\":null", out);
         return;
@@ -287,13 +301,7 @@ void worker_plan_text_json(const struct worker_plan *p, FILE *out)
         fputs("null", out);
     put_json_gpu(p, out);
     fputs(",\"error\":", out);
-    if (p->refusal.code == ERR_OK) {
-        fputs("null", out);
-    } else {
-        fputc('"', out);
-        put_name(out, p->refusal.text, true);
-        fputc('"', out);
-    }
+    put_json_error(&p->refusal, out);
     fputs(",\"other_budgets\":[", out);
     for (unsigned i = 0; i < p->n_rows; i++) {
         fputs(i == 0 ? "" : ",", out);

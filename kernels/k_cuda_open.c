@@ -74,6 +74,12 @@ static enum err_code check_entry(const struct k_cuda_entry *entry, const char *p
     return ERR_OK;
 }
 
+bool k_cuda_open_finds(const char *file)
+{
+    char path[PATH_BYTES];
+    return find(file, path, NULL) == ERR_OK;
+}
+
 enum err_code k_open_cuda(const struct k_cuda_options *o, struct k_device **ret, struct err *e)
 {
     char path[PATH_BYTES];

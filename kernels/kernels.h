@@ -486,6 +486,8 @@ struct k_cuda_options {
  * it. */
 enum err_code k_open_cuda(const struct k_cuda_options *o, struct k_device **ret, struct err *e)
     __attribute__((warn_unused_result));
+/* Is there a file to open, whether or not that works? */
+bool k_cuda_open_finds(const char *file);
 void k_close(struct k_device *d);
 const struct k_ops *k_ops(const struct k_device *d);
 uint32_t k_threads(const struct k_device *d);

@@ -2,13 +2,24 @@
 // stand-in.
 import { test, before, after } from 'node:test';
 import assert from 'node:assert/strict';
-import { tinymoe } from './clients/server.mjs';
+import { execFileSync } from 'node:child_process';
+import { copyFileSync, rmSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { bin, tinymoe } from './clients/server.mjs';
 import { standIn, status } from './stand_in.mjs';
 
 let gpu;
 before(() => (gpu = standIn()));
 after(() => gpu.done());
 const up = (env, sets, use) => gpu.up(tinymoe, env, sets, use);
+const islet = (run, ...args) =>
+  execFileSync(path.join(gpu.root, 'bin/islet'), args, { env: { ...process.env, XDG_RUNTIME_DIR: run }, encoding: 'utf8' });
+const planned = (env) =>
+  JSON.parse(execFileSync(path.join(gpu.root, 'bin/isletd'), ['--plan', '--json', '--set', `model.path=${tinymoe}`], {
+    env: { ...process.env, ...env },
+    encoding: 'utf8',
+    stdio: ['ignore', 'pipe', 'ignore'],
+  }));
 
 async function ask(base) {
   const response = await fetch(`${base}/v1/chat/completions`, {
@@ -47,10 +58,48 @@ for (const sets of [[], ['memory.vram_budget=150 MiB', 'memory.kv_budget=128 MiB
     if (sets[0]?.startsWith('memory.vram_budget')) assert.ok(worker.vram_budget_bytes <= 150 << 20);
   });
 
-test('a GPU without room is not used, and the answer says why', async () => {
-  const { result } = await up({ ISLET_FAKE_CUDA_MIB: '64' }, [], ask);
-  assert.equal(result.text, expected);
-  assert.match(result.degraded, /memory\.vram_budget .* is the least that works/);
+test('a GPU without room is not used; answer, ps and plan say why', async () => {
+  const why = /memory\.vram_budget .* is the least that works/;
+  const env = { ISLET_FAKE_CUDA_MIB: '64' };
+  const { result } = await up(env, [], async (base, log, run) => [await ask(base), islet(run, 'ps')]);
+  assert.equal(result[0].text, expected);
+  assert.match(result[0].degraded, why);
+  assert.match(result[1], /^degraded +memory\.vram_budget/m);
+  const { gpu: card, gpu_refusal } = planned(env);
+  assert.equal(card, null);
+  assert.match(gpu_refusal, why);
+});
+
+test('the least budget that a refusal names is enough', async () => {
+  const tell = (sets) => up({}, ['memory.vram_budget=64 MiB', ...sets], async (base) => (await ask(base)).degraded);
+  const { result } = await tell(['batch.prefill_chunk=4096']);
+  const least = / ([0-9.]+ [MG]iB) is the least that works/.exec(result)[1];
+  const again = await up({}, ['batch.prefill_chunk=4096', `memory.vram_budget=${least}`], async (base) => (await ask(base)).degraded);
+  assert.equal(again.result, null);
+});
+
+test('an islet-cuda.so that cannot be used: the CPU answers, and all say why', async () => {
+  const so = path.join(gpu.root, 'lib/islet-cuda.so');
+  const put = { other: () => copyFileSync(path.join(bin, '../tests/fake-other.so'), so), text: () => writeFileSync(so, 'text') };
+  try {
+    for (const [name, why] of [['other', /belongs to another build: version/], ['text', /cannot be loaded/]]) {
+      rmSync(so);
+      put[name]();
+      const { result, log } = await up({}, [], async (base, log, run) => [await ask(base), islet(run, 'ps')]);
+      assert.equal(result[0].text, expected);
+      assert.match(result[0].degraded, why);
+      assert.match(result[1].match(/^degraded +(.*)$/m)[1], why);
+      assert.match(log(), /warn engine no_gpu/);
+      assert.match(planned({}).gpu_refusal, why);
+    }
+    rmSync(so); // a build without CUDA is as good as it can be
+    const { result } = await up({}, [], async (base, log, run) => [await ask(base), islet(run, 'ps')]);
+    assert.deepEqual([result[0].text, result[0].degraded], [expected, null]);
+    assert.doesNotMatch(result[1], /^degraded/m);
+    assert.match(planned({}).gpu_refusal, /no islet-cuda\.so/);
+  } finally {
+    copyFileSync(path.join(bin, '../tests/fake-cuda.so'), so);
+  }
 });
 
 // Fails at ever earlier calls until it is towards the end of an answer: the worker that resumes it fails at the same

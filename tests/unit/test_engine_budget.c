@@ -90,6 +90,20 @@ static void test_engine_budget_too_small_says_the_least(void **state)
     assert_int_equal(b.arena, 1);
 }
 
+static void test_engine_budget_remedy_names_what_helps(void **state)
+{
+    (void)state;
+    struct engine_budget b;
+    struct err e = {0};
+    struct engine_budget_needs n = needs_of(100 * MIB);
+    assert_int_equal(engine_budget_split(&n, &b, &e), ERR_NOMEM);
+    assert_non_null(strstr(e.text, "raise it, or lower memory.kv_budget or batch.prefill_chunk"));
+    n.kv = 0; /* the KV pages are on a GPU */
+    e = (struct err){0};
+    assert_int_equal(engine_budget_split(&n, &b, &e), ERR_NOMEM);
+    assert_non_null(strstr(e.text, "raise it, or lower batch.prefill_chunk"));
+}
+
 static void test_engine_budget_more_than_available_is_refused(void **state)
 {
     (void)state;
@@ -182,6 +196,11 @@ static void test_engine_budget_vram_refusal_says_the_least(void **state)
     struct engine_budget_vram_needs n = vram_needs_of(1500 * MIB - 1);
     assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_NOMEM);
     assert_non_null(strstr(e.text, "1.47 GiB is the least that works"));
+    n.least = 1600 * MIB; /* KV pages grow with the budget */
+    e = (struct err){.code = ERR_OK};
+    assert_int_equal(engine_budget_vram_split(&n, &b, &e), ERR_NOMEM);
+    assert_non_null(strstr(e.text, "; 1.57 GiB is the least that works; raise it"));
+    assert_non_null(strstr(e.text, "batch.prefill_chunk")); /* not cut */
     n = vram_needs_of(4 * GIB);
     n.available = 3 * GIB;
     e = (struct err){.code = ERR_OK};
@@ -200,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_engine_budget_below_a_token_cycle_is_said),
         cmocka_unit_test(test_engine_budget_every_size_is_kept_and_in_pages),
         cmocka_unit_test(test_engine_budget_too_small_says_the_least),
+        cmocka_unit_test(test_engine_budget_remedy_names_what_helps),
         cmocka_unit_test(test_engine_budget_more_than_available_is_refused),
         cmocka_unit_test(test_engine_budget_absurd_sizes_do_not_overflow),
         cmocka_unit_test(test_engine_budget_auto_leaves_room_for_others),

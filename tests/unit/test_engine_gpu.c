@@ -559,6 +559,128 @@ static void test_engine_gpu_that_opens_at_the_second_try_is_not_degraded(void **
     unlink(path);
 }
 
+static bool uses_gpu(void)
+{
+    return strstr(snapshot()->backend, "fake+") != NULL;
+}
+
+/* Until the engine computes with the GPU, or without. */
+static void wait_gpu(bool wanted)
+{
+    for (int i = 0; i < 60000 && uses_gpu() != wanted; i++)
+        usleep(1000);
+    assert_int_equal(uses_gpu(), wanted);
+}
+
+static void fail_next_call(void)
+{
+    const struct k_cuda_fault fault = {.nth = 1, .error = DEVICE_ERROR};
+    k_ops(opener.device)->inject(opener.device, &fault);
+}
+
+static void ask_again(void)
+{
+    engine_rig_forget(&rig);
+    ask();
+    engine_rig_finish(&rig);
+    check_answers();
+}
+
+static void test_engine_gpu_that_failed_is_used_again_later(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu_retry_ms = 20;
+    opener.options.memory = 1024 * MIB;
+    run_on(&c);
+    assert_true(uses_gpu());
+    for (unsigned failures = 1; failures <= 3; failures++) {
+        struct proto_status before = snapshot()->status;
+        fail_next_call();
+        ask_again();
+        const struct proto_status *after = &snapshot()->status;
+        assert_true(before.expert_copies_total > 0);
+        /* counters go on, whatever was given up */
+#define COUNTER_counter(name) assert_true(after->name >= before.name);
+#define COUNTER_gauge(name)
+#define PROTO_STATUS(name, type, help) COUNTER_##type(name)
+#include "proto_status.def"
+#undef PROTO_STATUS
+        if (failures < 3) {
+            wait_gpu(true);
+            assert_int_equal(snapshot()->degraded[0], '\0');
+            ask_again();
+        }
+    }
+    /* Three times are enough. */
+    assert_false(uses_gpu());
+    assert_true(snapshot()->degraded[0] != '\0');
+    const unsigned opened = opener.opened;
+    usleep(200000);
+    assert_int_equal(opener.opened, opened);
+    engine_rig_stop(&rig);
+}
+
+static void test_engine_gpu_that_comes_later_is_used(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu_retry_ms = 20;
+    opener.options.memory = 1024 * MIB;
+    opener.refusal = ERR_DEVICE;
+    run_on(&c);
+    assert_false(uses_gpu());
+    assert_non_null(strstr(snapshot()->degraded, "there is no GPU for this test"));
+    while (opener.opened < 4) /* it is looked for */
+        usleep(1000);
+    ask_again();
+    opener.refusal = ERR_OK;
+    wait_gpu(true);
+    assert_int_equal(snapshot()->degraded[0], '\0');
+    ask_again();
+    assert_true(snapshot()->status.expert_hits_vram_total > 0);
+    engine_rig_stop(&rig);
+}
+
+/* One with too little memory is not loaded on for nothing. */
+static void test_engine_gpu_without_room_is_only_looked_at(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu_retry_ms = 10;
+    opener.options.memory = 2 * MIB;
+    run_on(&c);
+    while (opener.opened < 6)
+        usleep(1000);
+    assert_false(uses_gpu());
+    assert_int_equal(snapshot()->status.ssd_errors_total, 0);
+    ask_again();
+    engine_rig_stop(&rig);
+}
+
+/* A driver that takes its time is no hang. */
+static void test_engine_gpu_that_opens_slowly_keeps_the_heartbeat(void **state)
+{
+    (void)state;
+    const struct engine_config c = config_of(0, 0);
+    atomic_store(&opener.waits, true);
+    engine_rig_start(&rig, &c);
+    while (opener.opened == 0)
+        usleep(1000);
+    uint64_t last = engine_heartbeat(rig.engine);
+    for (int i = 0; i < 5; i++) {
+        usleep(20000);
+        const uint64_t now = engine_heartbeat(rig.engine);
+        assert_true(now > last);
+        last = now;
+    }
+    atomic_store(&opener.waits, false);
+    ask();
+    engine_rig_finish(&rig);
+    check_answers();
+    engine_rig_stop(&rig);
+}
+
 /* ---- the machine's own GPU ---- */
 
 static void test_engine_gpu_survives_and_fails_at_any_call_gives_the_same_answers(void **state)
@@ -635,6 +757,10 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_lost_ends_the_process, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_waits_is_too_long_for_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_fails_and_what_runs_is_too_long_for_the_cpu, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_failed_is_used_again_later, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_comes_later_is_used, reset),
+        cmocka_unit_test_setup(test_engine_gpu_without_room_is_only_looked_at, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_opens_slowly_keeps_the_heartbeat, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
         cmocka_unit_test_setup(
             test_engine_gpu_survives_and_fails_at_any_call_gives_the_same_answers, reset),

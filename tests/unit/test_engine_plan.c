@@ -10,6 +10,7 @@
 
 #include "engine_plan.h"
 #include "engine_rig.h"
+#include "fake_gpu.h"
 #include "units.h"
 
 #define TINY ISLET_TEST_DIR "/models/tinymoe-q8_0.gguf"
@@ -169,6 +170,36 @@ static void test_engine_plan_refusal_names_a_budget_that_works(void **state)
     assert_true(c.ram_budget < 64 * MIB);
 }
 
+/* What a text says of the least budget is a budget that works, with a GPU too. */
+static void test_engine_plan_refusal_of_a_gpu_names_a_budget_that_works(void **state)
+{
+    (void)state;
+    struct k_device *gpu = NULL;
+    struct err e = {0};
+    assert_int_equal(fake_gpu_open(&(struct fake_gpu_options){.memory = 4096 * MIB}, &gpu, &e),
+                     ERR_OK);
+    const struct engine_plan_machine both = {
+        .cpu = device, .gpu = gpu, .vram_free = 4096 * MIB, .vram_total = 4096 * MIB};
+    unsigned refused = 0;
+    for (uint64_t kv = 0; kv <= 4 * MIB; kv += 2 * MIB)
+        for (uint64_t vram = MIB; vram < 512 * MIB; vram += 3 * MIB + 12345) {
+            struct engine_config c = config_of(64 * MIB, kv);
+            struct engine_plan plan;
+            c.vram_budget = vram;
+            e = (struct err){0};
+            if (engine_plan_make(&c, &both, model, &plan, &e) == ERR_OK)
+                continue;
+            c.vram_budget = least_of(e.text);
+            assert_true(c.vram_budget > vram);
+            e = (struct err){0};
+            if (engine_plan_make(&c, &both, model, &plan, &e) != ERR_OK)
+                fail_msg("at %llu: %s", (unsigned long long)vram, e.text);
+            refused++;
+        }
+    assert_true(refused > 10);
+    k_close(gpu);
+}
+
 static void test_engine_plan_more_than_available_is_refused(void **state)
 {
     (void)state;
@@ -197,6 +228,7 @@ int main(void)
         cmocka_unit_test(test_engine_plan_least_for_slots_has_them),
         cmocka_unit_test(test_engine_plan_refusal_of_set_kv_names_a_figure_that_works),
         cmocka_unit_test(test_engine_plan_refusal_names_a_budget_that_works),
+        cmocka_unit_test(test_engine_plan_refusal_of_a_gpu_names_a_budget_that_works),
         cmocka_unit_test(test_engine_plan_more_than_available_is_refused),
         cmocka_unit_test(test_engine_plan_token_is_the_slices_of_its_experts),
     };
