@@ -746,6 +746,8 @@ static void event_record(struct k_event *v, struct k_stream *stream)
 
 static void event_after(struct k_event *v, struct k_stream *stream)
 {
+    if (stream_of(stream)->gpu->failed)
+        return; /* nothing runs any more, and the other stream may go first */
     push(stream, AFTER)->after = *v;
     (void)pushed(stream);
 }
