@@ -12,6 +12,7 @@
 #include "engine_commands.h"
 #include "engine_govern.h"
 #include "engine_load.h"
+#include "engine_machine.h"
 #include "engine_retry.h"
 #include "engine_run.h"
 #include "engine_shown.h"
@@ -57,26 +58,14 @@ struct engine {
 
 /* ---- facts and snapshot ---- */
 
-static void read_resident(struct engine *g, uint64_t now)
-{
-    char text[64];
-    if (g->statm < 0 || (g->resident_ns != 0 && now - g->resident_ns < RESIDENT_EVERY_NS))
-        return;
-    g->resident_ns = now;
-    const ssize_t n = pread(g->statm, text, sizeof(text) - 1, 0);
-    unsigned long long size, resident;
-    if (n <= 0)
-        return;
-    text[n] = '\0';
-    if (sscanf(text, "%llu %llu", &size, &resident) == 2)
-        g->run.count.resident_bytes = resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static void take_snapshot(struct engine *g)
 {
     const uint64_t now = ticks_ns(g->config.ticks);
     struct proto_status *c = &g->run.count;
-    read_resident(g, now);
+    if (g->resident_ns == 0 || now - g->resident_ns >= RESIDENT_EVERY_NS) {
+        g->resident_ns = now;
+        c->resident_bytes = engine_machine_resident(g->statm);
+    }
     c->version = PROTO_STATUS_VERSION;
     c->uptime_ms = (now - g->started_ns) / 1000000u;
     engine_status_count(&g->run);
@@ -145,10 +134,17 @@ static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
     return ERR_OK;
 }
 
-/* Without the GPU after all. A machine that has none is as good as it can be. */
-static void give_up_gpu(struct engine *g, const struct err *why)
+/* Without the GPU after all. A machine that has none is as good as it can be. What a device that was
+ * opened says itself of its failure is told too. */
+static void give_up_gpu(struct engine *g, struct err *why)
 {
-    const bool none = why->code == ERR_UNSUPPORTED;
+    struct k_device *gpu = g->load.devices.gpu;
+    const bool none = why->code == ERR_UNSUPPORTED && gpu == NULL;
+    struct err first = {.code = ERR_OK};
+    if (gpu != NULL && why->code == ERR_DEVICE && k_ops(gpu)->lost != NULL)
+        (void)k_ops(gpu)->lost(gpu, &first);
+    if (first.code != ERR_OK && strstr(why->text, first.text) == NULL)
+        (void)err_wrap(why, "%.100s", first.text);
     if (none)
         log_info("engine", "no_gpu", "reason=\"%s\"", why->text);
     else
@@ -158,10 +154,15 @@ static void give_up_gpu(struct engine *g, const struct err *why)
     unload(g);
 }
 
+static bool wants_gpu(const struct engine *g)
+{
+    return g->config.gpu != ENGINE_GPU_OFF && g->config.open_gpu != NULL;
+}
+
 static enum err_code load(struct engine *g, struct err *e)
 {
     const struct engine_config *c = &g->config;
-    const bool gpu = c->gpu != ENGINE_GPU_OFF && c->open_gpu != NULL && !g->gpu_dropped;
+    const bool gpu = wants_gpu(g) && !g->gpu_dropped;
     struct err why = {.code = ERR_OK};
     if (c->trouble != NULL)
         return err_set(e, ERR_ARGUMENT, "%s", c->trouble);
@@ -178,22 +179,6 @@ static enum err_code load(struct engine *g, struct err *e)
     }
     give_up_gpu(g, &why);
     return load_on(g, false, e);
-}
-
-/* Those that came while the model loaded were not checked against it; those that came before a GPU
- * failed were against the context that it had room for. */
-static void check_waiting(struct engine *g)
-{
-    list_each_safe(it, &g->run.waiting) {
-        struct engine_job *job = list_entry(it, struct engine_job, waiting);
-        struct err e = {.code = ERR_OK};
-        if (job->checked_ctx == g->run.n_ctx)
-            continue;
-        job->checked_ctx = g->run.n_ctx;
-        if (engine_request_check_model(&job->request.run, g->load.model->shape.n_vocab,
-                                       g->run.n_ctx, &e) != ERR_OK)
-            engine_run_fail_job(&g->run, job, &e);
-    }
 }
 
 static void load_model(struct engine *g)
@@ -213,12 +198,8 @@ static void load_model(struct engine *g)
                  (unsigned long long)g->load.model->weights_bytes, g->shown.snapshot.backend,
                  k_threads(g->load.devices.cpu));
         engine_status_log(&g->run, &g->load.devices);
-        if (!g->run.gpu && g->config.gpu != ENGINE_GPU_OFF && g->config.open_gpu != NULL)
+        if (!g->run.gpu && wants_gpu(g))
             engine_retry_wait(&g->retry, ticks_ns(g->config.ticks));
-        if (g->run.n_ctx < g->config.context)
-            log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
-                     g->run.n_ctx, g->config.context, g->load.model->shape.n_ctx_train,
-                     g->run.pages.n);
         return;
     }
     unload(g);
@@ -295,20 +276,12 @@ static void govern(struct engine *g)
                            v->actions.pause ? v->why_slower : "the GPU's memory rises no more");
 }
 
-static bool is_idle(const struct engine *g)
-{
-    bool idle = list_empty(&g->run.waiting);
-    for (uint32_t i = 0; i < g->run.n_slots; i++)
-        idle &= g->run.slots[i].job == NULL;
-    return idle;
-}
-
 /* A GPU that the CPU does without may be there by now: it is looked for while nobody asks. */
 static void look_for_gpu(struct engine *g)
 {
     struct err why = {.code = ERR_OK};
-    if (g->run.gpu || !engine_retry_is_due(&g->retry, ticks_ns(g->config.ticks)) || !is_idle(g) ||
-        atomic_load(&g->shown.drain))
+    if (g->run.gpu || !engine_retry_is_due(&g->retry, ticks_ns(g->config.ticks)) ||
+        !engine_run_is_idle(&g->run) || atomic_load(&g->shown.drain))
         return;
     if (engine_load_try_gpu(&g->load, &why) != ERR_OK) {
         log_debug("engine", "still_no_gpu", "reason=\"%s\"", why.text);
@@ -372,7 +345,7 @@ static bool turn(struct engine *g)
         engine_commands_refuse(&g->commands, &e);
         return false;
     }
-    check_waiting(g);
+    engine_run_check_waiting(&g->run);
     atomic_store(&g->starved, true); /* first, so that an event that comes back now wakes us */
     if (engine_mail_room(&g->mail) < engine_run_events(&g->config))
         return false;
@@ -390,6 +363,16 @@ static bool turn(struct engine *g)
     return more;
 }
 
+/* Processes before this one lost it: it is left alone at first. */
+static void rest_gpu(struct engine *g)
+{
+    g->gpu_dropped = true;
+    log_warn("engine", "gpu_rests", "for_ms=%u action=\"continuing: the CPU computes alone\"",
+             g->retry.rest_ms);
+    engine_shown_set_degraded(&g->shown,
+                              "the GPU was lost again and again: it rests, the CPU computes alone");
+}
+
 static void *engine_main(void *argument)
 {
     struct engine *g = argument;
@@ -398,7 +381,10 @@ static void *engine_main(void *argument)
     while (!atomic_load(&g->stop)) {
         if (atomic_exchange(&g->load_again, false) && g->load.model == NULL) {
             g->gpu_dropped = false; /* the CPU alone cannot serve it */
+            if (g->retry.rest_ms != 0 && wants_gpu(g))
+                rest_gpu(g);
             load_model(g);
+            g->retry.rest_ms = 0;
         }
         const bool more = turn(g);
         atomic_fetch_add(&g->heartbeat, 1);
@@ -456,7 +442,7 @@ enum err_code engine_start(const struct engine_config *config, struct engine **r
                                    .progress = on_progress,
                                    .stopped = on_piece,
                                    .context = g};
-    engine_retry_start(&g->retry, config->gpu_retry_ms);
+    engine_retry_start(&g->retry, config->gpu_retry_ms, config->gpu_rest_ms);
     g->mail.notify = config->notify;
     g->mail.notify_context = config->notify_context;
     g->shown.facts.max_sequences = config->max_sequences;

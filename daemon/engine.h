@@ -33,6 +33,7 @@ struct engine_config {
     unsigned gpu;                 /* enum engine_gpu */
     engine_open_gpu_fn *open_gpu; /* engine thread; NULL: there is none */
     void *open_gpu_context;
+    uint32_t gpu_rest_ms;   /* it was lost again and again: not used at first, for so long; or 0 */
     uint32_t gpu_retry_ms;  /* a GPU that is not used is looked for again after; 0: a minute */
     uint64_t vram_budget;   /* bytes; 0: auto */
     unsigned placement;     /* enum engine_placement: what a bench compares */

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 uint64_t engine_machine_memory(const char *key)
 {
@@ -117,4 +118,17 @@ uint64_t engine_machine_available(void)
     if (machine == 0)
         return group == UINT64_MAX ? 0 : group;
     return group < machine ? group : machine;
+}
+
+uint64_t engine_machine_resident(int statm)
+{
+    char text[64];
+    const ssize_t n = statm >= 0 ? pread(statm, text, sizeof(text) - 1, 0) : 0;
+    unsigned long long size, resident;
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    if (sscanf(text, "%llu %llu", &size, &resident) != 2)
+        return 0;
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }

@@ -12,5 +12,7 @@ uint64_t engine_machine_memory(const char *key);
 uint64_t engine_machine_cgroup_left(void);
 /* Least of MemAvailable and what the cgroup leaves; 0: unknown. */
 uint64_t engine_machine_available(void);
+/* The resident set of this process, from an open /proc/self/statm; 0: unknown. */
+uint64_t engine_machine_resident(int statm);
 
 #endif

@@ -19,11 +19,12 @@ enum {
 struct engine_retry {
     uint64_t due_ns; /* 0: never */
     uint32_t period_ms;
+    uint32_t rest_ms;          /* that the first wait takes instead; 0: no other */
     uint32_t given_up, failed; /* times */
 };
 
-/* period_ms 0: ENGINE_RETRY_MS. */
-void engine_retry_start(struct engine_retry *r, uint32_t period_ms);
+/* period_ms 0: ENGINE_RETRY_MS. rest_ms: of the first wait, or 0. */
+void engine_retry_start(struct engine_retry *r, uint32_t period_ms, uint32_t rest_ms);
 /* The CPU serves alone from now on. */
 void engine_retry_wait(struct engine_retry *r, uint64_t now_ns);
 /* The GPU was given up while it was in use; failed: a step did. Then engine_retry_wait. */

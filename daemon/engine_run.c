@@ -335,6 +335,28 @@ void engine_run_fail_all(struct engine_run *run, const struct err *cause)
             engine_run_fail(run, &run->slots[i], cause);
 }
 
+void engine_run_check_waiting(struct engine_run *run)
+{
+    list_each_safe(it, &run->waiting) {
+        struct engine_job *job = list_entry(it, struct engine_job, waiting);
+        struct err e = {.code = ERR_OK};
+        if (job->checked_ctx == run->n_ctx)
+            continue;
+        job->checked_ctx = run->n_ctx;
+        if (engine_request_check_model(&job->request.run, run->model->shape.n_vocab, run->n_ctx,
+                                       &e) != ERR_OK)
+            engine_run_fail_job(run, job, &e);
+    }
+}
+
+bool engine_run_is_idle(const struct engine_run *run)
+{
+    bool idle = list_empty(&run->waiting);
+    for (uint32_t i = 0; i < run->n_slots; i++)
+        idle &= run->slots[i].job == NULL;
+    return idle;
+}
+
 /* ---- the step ---- */
 
 /* Rows of the slot whose logits are wanted: the last one if it is the last token known, and those

@@ -83,6 +83,11 @@ void engine_run_done(struct engine_run *run);
 /* While there is nothing to compute: fills memory. False: there is nothing to do. */
 bool engine_run_idle(struct engine_run *run);
 
+/* Does nothing run or wait? */
+bool engine_run_is_idle(const struct engine_run *run);
+/* Those that came while the model loaded were not checked against it; those that came before a GPU
+ * failed were against the context that it had room for. Ends those that do not fit. */
+void engine_run_check_waiting(struct engine_run *run);
 /* Ends what was cancelled. */
 void engine_run_sweep(struct engine_run *run);
 /* Computes one step; the mail has room for engine_run_events. False: there is nothing to do. */

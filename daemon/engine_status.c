@@ -121,4 +121,7 @@ void engine_status_log(const struct engine_run *run, const struct engine_run_dev
     if (!x->ram.locked)
         log_warn("engine", "not_locked", "reason=\"%s\" hint=\"the system may swap experts out\"",
                  x->ram.refusal);
+    if (run->n_ctx < run->config->context)
+        log_warn("engine", "context_smaller", "context=%u asked=%u model=%u kv_pages=%u",
+                 run->n_ctx, run->config->context, run->model->shape.n_ctx_train, run->pages.n);
 }

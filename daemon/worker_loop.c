@@ -21,6 +21,7 @@
 #include "settings.h"
 #include "worker_announce.h"
 #include "worker_config.h"
+#include "worker_losses.h"
 #include "worker_peer.h"
 #include "worker_socket.h"
 #include "worker_watch.h"
@@ -140,6 +141,15 @@ static void worker_loop_notify_status(struct worker_loop *w)
     sd_notify(0, line);
 }
 
+/* The next worker is told, so that one that is lost again and again rests. */
+static void worker_loop_note_loss(struct worker_loop *w)
+{
+    struct err e = {.code = ERR_OK};
+    if (!w->ended && worker_losses_note(w->socket.path, ticks_ns(w->peers.ticks), &e) != ERR_OK)
+        log_warn("loop", "loss_not_noted", "error=\"%s\"", e.text);
+    worker_loop_end(w, "the GPU is lost to this process");
+}
+
 /* The state of the engine changed: the log, the clients and systemd learn it. */
 static void worker_loop_on_state(struct worker_loop *w)
 {
@@ -147,7 +157,7 @@ static void worker_loop_on_state(struct worker_loop *w)
     const struct engine_facts *f = &w->facts;
     engine_get_facts(w->engine, &w->facts);
     if (f->gpu_lost) {
-        worker_loop_end(w, "the GPU is lost to this process");
+        worker_loop_note_loss(w);
         return;
     }
     worker_announce_welcome(&w->peers);
@@ -549,6 +559,8 @@ static enum err_code worker_loop_start_engine(struct worker_loop *w, struct err 
     config.max_waiting = WORKER_LOOP_WAITING;
     config.notify = worker_loop_wake;
     config.notify_context = w;
+    if (worker_losses_are_many(w->socket.path, ticks_ns(config.ticks)))
+        config.gpu_rest_ms = WORKER_LOSSES_MINUTES * 60000;
     return engine_start(&config, &w->engine, e);
 }
 

@@ -124,3 +124,15 @@ test('a GPU that is lost: the worker ends with 70, the next one resumes the answ
   assert.match(log, /worker ended with status 70/);
   assert.match(log, /request resumed/);
 });
+
+test('a GPU that every worker loses in the same answer: the CPU answers in the end', async () => {
+  for (let nth = 2600; nth > 500; nth = Math.round(nth * 0.9)) {
+    const { result, log } = await up({ ISLET_GPU_FAULT: `${nth}:719` }, [], ask);
+    assert.equal(result.text, expected);
+    if ((log().match(/worker ended with status 70/g) ?? []).length < 2) continue;
+    assert.match(result.degraded, /lost again and again/);
+    assert.match(log(), /warn engine gpu_rests/);
+    return;
+  }
+  assert.fail('it was never lost twice');
+});

@@ -658,6 +658,36 @@ static void test_engine_gpu_without_room_is_only_looked_at(void **state)
     engine_rig_stop(&rig);
 }
 
+static void test_engine_gpu_that_was_lost_too_often_rests(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu_rest_ms = 300;
+    opener.options.memory = 1024 * MIB;
+    run_on(&c);
+    assert_int_equal(opener.opened, 0);
+    assert_non_null(strstr(snapshot()->degraded, "lost again and again"));
+    wait_gpu(true);
+    assert_int_equal(snapshot()->degraded[0], '\0');
+    ask_again();
+    engine_rig_stop(&rig);
+}
+
+/* A GPU that fails while the model loads is told of with the error's number. */
+static void test_engine_gpu_failing_in_a_load_says_which_error(void **state)
+{
+    (void)state;
+    const struct engine_config c = config_of(0, 0);
+    for (uint64_t nth = 60; nth <= 180; nth += 40) {
+        opener.options = (struct fake_gpu_options){.memory = 1024 * MIB,
+                                                   .fault = {.nth = nth, .error = DEVICE_ERROR}};
+        run_on(&c);
+        if (!uses_gpu())
+            assert_non_null(strstr(snapshot()->degraded, "error 46 "));
+        engine_rig_stop(&rig);
+    }
+}
+
 /* A driver that takes its time is no hang. */
 static void test_engine_gpu_that_opens_slowly_keeps_the_heartbeat(void **state)
 {
@@ -760,6 +790,8 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_that_failed_is_used_again_later, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_comes_later_is_used, reset),
         cmocka_unit_test_setup(test_engine_gpu_without_room_is_only_looked_at, reset),
+        cmocka_unit_test_setup(test_engine_gpu_that_was_lost_too_often_rests, reset),
+        cmocka_unit_test_setup(test_engine_gpu_failing_in_a_load_says_which_error, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_slowly_keeps_the_heartbeat, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
         cmocka_unit_test_setup(

@@ -24,7 +24,7 @@ static void test_engine_retry_is_never_due_before_it_waits(void **state)
 {
     (void)state;
     struct engine_retry r;
-    engine_retry_start(&r, 0);
+    engine_retry_start(&r, 0, 0);
     assert_false(engine_retry_is_due(&r, UINT64_MAX));
 }
 
@@ -32,7 +32,7 @@ static void test_engine_retry_of_an_absent_gpu_comes_every_period(void **state)
 {
     (void)state;
     struct engine_retry r;
-    engine_retry_start(&r, 0);
+    engine_retry_start(&r, 0, 0);
     for (uint64_t i = 1; i < 100; i++)
         assert_int_equal(wait_of(&r, i * 1000 * MS), ENGINE_RETRY_MS);
 }
@@ -41,7 +41,7 @@ static void test_engine_retry_after_others_filled_it_comes_ever_later(void **sta
 {
     (void)state;
     struct engine_retry r;
-    engine_retry_start(&r, 0);
+    engine_retry_start(&r, 0, 0);
     static const uint64_t waits[] = {60000, 120000, 240000, 480000, 600000, 600000};
     for (unsigned i = 0; i < 6; i++) {
         engine_retry_on_loss(&r, false);
@@ -53,11 +53,20 @@ static void test_engine_retry_after_others_filled_it_comes_ever_later(void **sta
     assert_int_equal(wait_of(&r, 5 * MS), ENGINE_RETRY_MOST_MS);
 }
 
+static void test_engine_retry_rests_first(void **state)
+{
+    (void)state;
+    struct engine_retry r;
+    engine_retry_start(&r, 0, 600000);
+    assert_int_equal(wait_of(&r, 5 * MS), 600000);
+    assert_int_equal(wait_of(&r, 700000 * MS), ENGINE_RETRY_MS);
+}
+
 static void test_engine_retry_ends_after_some_failures(void **state)
 {
     (void)state;
     struct engine_retry r;
-    engine_retry_start(&r, 0);
+    engine_retry_start(&r, 0, 0);
     for (unsigned i = 1; i < ENGINE_RETRY_FAILURES; i++) {
         engine_retry_on_loss(&r, true);
         assert_true(wait_of(&r, 5 * MS) > 0);
@@ -73,6 +82,7 @@ int main(void)
         cmocka_unit_test(test_engine_retry_is_never_due_before_it_waits),
         cmocka_unit_test(test_engine_retry_of_an_absent_gpu_comes_every_period),
         cmocka_unit_test(test_engine_retry_after_others_filled_it_comes_ever_later),
+        cmocka_unit_test(test_engine_retry_rests_first),
         cmocka_unit_test(test_engine_retry_ends_after_some_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
