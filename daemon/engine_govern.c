@@ -48,6 +48,9 @@ void engine_govern_start(struct engine_govern *v, const struct engine_config *co
     if (limits.temp_low > limits.temp_high)
         log_warn("governor", "temp_low_cut", "temp_low=%d temp_high=%d", limits.temp_low,
                  limits.temp_high);
+    if (limits.warn_percent > limits.critical_percent)
+        log_warn("governor", "warn_cut", "warn=%u critical=%u", limits.warn_percent,
+                 limits.critical_percent);
     if (config->sensors == NULL || run->ops->bus_id == NULL)
         return;
     if (governor_sensors_start(config->sensors, run->ops->bus_id(gpu), period_ms, &v->sensors,

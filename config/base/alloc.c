@@ -202,13 +202,3 @@ void alloc_fail_at(uint64_t nth, int forever)
     atomic_store(&alloc_state.fail_forever, forever != 0);
     atomic_store(&alloc_state.fail_in, nth);
 }
-
-const char *alloc_tag_name(enum alloc_tag tag)
-{
-    static const char *const names[ALLOC_N] = {
-        [ALLOC_MISC] = "misc",       [ALLOC_CONFIG] = "config",   [ALLOC_MODEL] = "model",
-        [ALLOC_WEIGHTS] = "weights", [ALLOC_KV] = "kv",           [ALLOC_WORK] = "work",
-        [ALLOC_PEER] = "peer",       [ALLOC_REQUEST] = "request",
-    };
-    return (unsigned)tag < ALLOC_N ? names[tag] : "unknown";
-}

@@ -42,7 +42,6 @@ void alloc_cap(enum alloc_tag tag, uint64_t bytes); /* 0: no cap */
 /* The nth call from now (1 = the next) returns NULL; with `forever` all later ones too. 0 switches
  * it off. */
 void alloc_fail_at(uint64_t nth, int forever);
-const char *alloc_tag_name(enum alloc_tag tag);
 
 #ifdef __cplusplus
 }

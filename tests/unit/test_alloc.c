@@ -124,14 +124,6 @@ static void test_alloc_counts_are_right_with_threads(void **state)
     assert_int_equal(alloc_live_blocks(), live);
 }
 
-static void test_alloc_tag_names_are_all_there(void **state)
-{
-    (void)state;
-    for (unsigned i = 0; i < ALLOC_N; i++)
-        assert_string_not_equal(alloc_tag_name((enum alloc_tag)i), "unknown");
-    assert_string_equal(alloc_tag_name(ALLOC_N), "unknown");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,7 +134,6 @@ int main(void)
         cmocka_unit_test(test_alloc_fail_at_once_and_for_ever),
         cmocka_unit_test(test_alloc_text_copies_with_nul),
         cmocka_unit_test(test_alloc_counts_are_right_with_threads),
-        cmocka_unit_test(test_alloc_tag_names_are_all_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
