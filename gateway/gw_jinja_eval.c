@@ -1,10 +1,10 @@
 #include "gw_jinja_eval.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "gw_jinja_filter.h"
 #include "gw_jinja_method.h"
+#include "gw_jinja_operator.h"
 #include "gw_jinja_run.h"
 #include "gw_jinja_test.h"
 #include "gw_jinja_text.h"
@@ -37,20 +37,6 @@ static enum flow execute(struct gw_jinja_run *r, const struct gw_jinja_node *n, 
 static struct gw_jinja_value missing(struct gw_jinja_text name)
 {
     return (struct gw_jinja_value){GW_JINJA_VALUE_UNDEFINED, {.text = name}};
-}
-
-static bool text_is(struct gw_jinja_text t, const char *word)
-{
-    return t.size == strlen(word) && memcmp(t.data, word, t.size) == 0;
-}
-
-static void unsupported(struct gw_jinja_run *r, const char *what, struct gw_jinja_value v)
-{
-    if (v.kind == GW_JINJA_VALUE_UNDEFINED)
-        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "%s: '%.*s' is undefined", what,
-                          (int)(v.as.text.size > 60 ? 60 : v.as.text.size), v.as.text.data);
-    else
-        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "%s: not of '%s'", what, gw_jinja_value_type(v));
 }
 
 /* ---- names ---- */
@@ -107,7 +93,7 @@ static struct gw_jinja_value loop_attribute(const struct gw_jinja_loop *loop,
         {"nextitem", i + 1 < n ? loop->items[i + 1] : missing(name)},
     };
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
-        if (text_is(name, rows[k].name))
+        if (gw_jinja_value_text_is(name, rows[k].name))
             return rows[k].value;
     return missing(name);
 }
@@ -130,7 +116,7 @@ static struct gw_jinja_value attribute(struct gw_jinja_run *r, struct gw_jinja_v
     const struct gw_jinja_value *entry = NULL;
     struct gw_jinja_value found;
     if (v.kind == GW_JINJA_VALUE_UNDEFINED)
-        unsupported(r, "attribute of something missing", v);
+        gw_jinja_value_refuse(r, "attribute of something missing", v);
     if (v.kind == GW_JINJA_VALUE_LOOP)
         return loop_attribute(v.as.loop, name);
     found = method_of(r, v, name);
@@ -161,7 +147,7 @@ static struct gw_jinja_value item(struct gw_jinja_run *r, struct gw_jinja_value 
 {
     int64_t i;
     if (v.kind == GW_JINJA_VALUE_UNDEFINED) {
-        unsupported(r, "item of something missing", v);
+        gw_jinja_value_refuse(r, "item of something missing", v);
         return v;
     }
     if (v.kind == GW_JINJA_VALUE_DICT) {
@@ -191,10 +177,10 @@ static struct gw_jinja_value slice(struct gw_jinja_run *r, const struct gw_jinja
     for (size_t i = 0; i < 3; i++) {
         part[i] = n->items[i] ? eval(r, n->items[i], s) : gw_jinja_value_none();
         if (part[i].kind != GW_JINJA_VALUE_NONE && !gw_jinja_value_whole(part[i], &from))
-            unsupported(r, "a slice needs integers", part[i]);
+            gw_jinja_value_refuse(r, "a slice needs integers", part[i]);
     }
     if (v.kind != GW_JINJA_VALUE_TEXT && v.kind != GW_JINJA_VALUE_LIST)
-        unsupported(r, "a slice", v);
+        gw_jinja_value_refuse(r, "a slice", v);
     (void)gw_jinja_value_whole(part[2], &step);
     if (step == 0 || step == INT64_MIN)
         gw_jinja_run_fail(r, ERR_UNSUPPORTED, "a slice with step 0");
@@ -216,177 +202,6 @@ static struct gw_jinja_value slice(struct gw_jinja_run *r, const struct gw_jinja
     for (int64_t i = 0; to && i < count; i++)
         to[i] = v.as.list->items[from + i * step];
     return list;
-}
-
-/* ---- operators ---- */
-
-static struct gw_jinja_value joined(struct gw_jinja_run *r, struct gw_jinja_text a,
-                                    struct gw_jinja_text b)
-{
-    const char *text = gw_jinja_run_join(r, a.data, a.size, b.data, b.size);
-    return gw_jinja_value_text(text ? text : "", text ? a.size + b.size : 0);
-}
-
-static struct gw_jinja_value lists_joined(struct gw_jinja_run *r, const struct gw_jinja_list *a,
-                                          const struct gw_jinja_list *b)
-{
-    struct gw_jinja_value *to, list = gw_jinja_value_list(r, a->n + b->n, a->tuple, &to);
-    if (to && a->n > 0)
-        memcpy(to, a->items, a->n * sizeof *to);
-    if (to && b->n > 0)
-        memcpy(to + a->n, b->items, b->n * sizeof *to);
-    return list;
-}
-
-static struct gw_jinja_value repeated(struct gw_jinja_run *r, struct gw_jinja_value v,
-                                      int64_t times)
-{
-    struct gw_jinja_value all = v.kind == GW_JINJA_VALUE_TEXT ? gw_jinja_value_text("", 0) : v, *to;
-    if (v.kind == GW_JINJA_VALUE_LIST)
-        all = gw_jinja_value_list(r, 0, v.as.list->tuple, &to);
-    for (int64_t i = 0; i < times && gw_jinja_run_step(r, 1); i++)
-        all = v.kind == GW_JINJA_VALUE_TEXT ? joined(r, all.as.text, v.as.text)
-                                            : lists_joined(r, all.as.list, v.as.list);
-    return all;
-}
-
-static struct gw_jinja_value whole_result(struct gw_jinja_run *r, bool overflow, int64_t i)
-{
-    if (overflow)
-        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "an integer beyond 64 bits");
-    return gw_jinja_value_int(i);
-}
-
-static struct gw_jinja_value power(struct gw_jinja_run *r, int64_t x, int64_t y)
-{
-    int64_t i = 1;
-    bool overflow = false;
-    if (y < 0)
-        return gw_jinja_value_float(pow((double)x, (double)y));
-    for (; y > 0 && !overflow && gw_jinja_run_step(r, 1); y--)
-        overflow = __builtin_mul_overflow(i, x, &i);
-    return whole_result(r, overflow, i);
-}
-
-/* Rounds down, as Python does. */
-static struct gw_jinja_value divided(struct gw_jinja_run *r, int64_t x, int64_t y, bool rest)
-{
-    if (y == 0 || (x == INT64_MIN && y == -1)) {
-        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "division by zero or beyond 64 bits");
-        return gw_jinja_value_int(0);
-    }
-    int64_t q = x / y, m = x % y;
-    if (m != 0 && (m < 0) != (y < 0)) {
-        q--;
-        m += y;
-    }
-    return gw_jinja_value_int(rest ? m : q);
-}
-
-static struct gw_jinja_value whole_operation(struct gw_jinja_run *r, struct gw_jinja_text op,
-                                             int64_t x, int64_t y)
-{
-    int64_t i = 0;
-    bool overflow;
-    if (text_is(op, "//") || text_is(op, "%"))
-        return divided(r, x, y, text_is(op, "%"));
-    if (text_is(op, "**"))
-        return power(r, x, y);
-    if (text_is(op, "+"))
-        overflow = __builtin_add_overflow(x, y, &i);
-    else if (text_is(op, "-"))
-        overflow = __builtin_sub_overflow(x, y, &i);
-    else
-        overflow = __builtin_mul_overflow(x, y, &i);
-    return whole_result(r, overflow, i);
-}
-
-static struct gw_jinja_value real_operation(struct gw_jinja_run *r, struct gw_jinja_text op,
-                                            double x, double y)
-{
-    if (text_is(op, "+"))
-        return gw_jinja_value_float(x + y);
-    if (text_is(op, "-"))
-        return gw_jinja_value_float(x - y);
-    if (text_is(op, "*"))
-        return gw_jinja_value_float(x * y);
-    if (text_is(op, "**"))
-        return gw_jinja_value_float(pow(x, y));
-    if (y == 0)
-        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "division by zero");
-    if (text_is(op, "/"))
-        return gw_jinja_value_float(x / y);
-    if (text_is(op, "//"))
-        return gw_jinja_value_float(floor(x / y));
-    double m = fmod(x, y);
-    return gw_jinja_value_float(m != 0 && (m < 0) != (y < 0) ? m + y : m);
-}
-
-static struct gw_jinja_value binary(struct gw_jinja_run *r, struct gw_jinja_text op,
-                                    struct gw_jinja_value a, struct gw_jinja_value b)
-{
-    int64_t x, y;
-    bool sequences =
-        a.kind == b.kind && (a.kind == GW_JINJA_VALUE_TEXT || a.kind == GW_JINJA_VALUE_LIST);
-    if (text_is(op, "+") && sequences)
-        return a.kind == GW_JINJA_VALUE_TEXT ? joined(r, a.as.text, b.as.text)
-                                             : lists_joined(r, a.as.list, b.as.list);
-    if (text_is(op, "*") && gw_jinja_value_whole(b, &y) &&
-        (a.kind == GW_JINJA_VALUE_TEXT || a.kind == GW_JINJA_VALUE_LIST))
-        return repeated(r, a, y);
-    if (text_is(op, "*") && gw_jinja_value_whole(a, &x) &&
-        (b.kind == GW_JINJA_VALUE_TEXT || b.kind == GW_JINJA_VALUE_LIST))
-        return repeated(r, b, x);
-    if (gw_jinja_value_is_number(a) && gw_jinja_value_is_number(b)) {
-        if (!text_is(op, "/") && gw_jinja_value_whole(a, &x) && gw_jinja_value_whole(b, &y))
-            return whole_operation(r, op, x, y);
-        return real_operation(r, op, gw_jinja_value_real(a), gw_jinja_value_real(b));
-    }
-    if (a.kind == GW_JINJA_VALUE_UNDEFINED || b.kind == GW_JINJA_VALUE_UNDEFINED)
-        unsupported(r, "an operator", a.kind == GW_JINJA_VALUE_UNDEFINED ? a : b);
-    gw_jinja_run_fail(r, ERR_UNSUPPORTED, "'%s' %.*s '%s' is not possible", gw_jinja_value_type(a),
-                      (int)op.size, op.data, gw_jinja_value_type(b));
-    return gw_jinja_value_none();
-}
-
-static bool compares(struct gw_jinja_run *r, struct gw_jinja_text op, struct gw_jinja_value a,
-                     struct gw_jinja_value b)
-{
-    if (text_is(op, "=="))
-        return gw_jinja_value_equal(r, a, b);
-    if (text_is(op, "!="))
-        return !gw_jinja_value_equal(r, a, b);
-    if (text_is(op, "in"))
-        return gw_jinja_value_contains(r, b, a);
-    if (text_is(op, "not"))
-        return !gw_jinja_value_contains(r, b, a);
-    int order = gw_jinja_value_compare(r, a, b);
-    return op.data[0] == '<' ? order < 0 || (order == 0 && op.size == 2)
-                             : order > 0 || (order == 0 && op.size == 2);
-}
-
-static struct gw_jinja_value comparison(struct gw_jinja_run *r, const struct gw_jinja_node *n,
-                                        struct scope *s)
-{
-    struct gw_jinja_value a = eval(r, n->a, s), b;
-    for (size_t i = 0; i < n->n; i++, a = b) {
-        b = eval(r, n->items[i], s);
-        if (!gw_jinja_run_ok(r) || !compares(r, n->names[i], a, b))
-            return gw_jinja_value_bool(false);
-    }
-    return gw_jinja_value_bool(true);
-}
-
-static struct gw_jinja_value negated(struct gw_jinja_run *r, struct gw_jinja_value v, bool minus)
-{
-    int64_t i;
-    if (gw_jinja_value_whole(v, &i))
-        return minus ? whole_operation(r, (struct gw_jinja_text){"-", 1}, 0, i)
-                     : gw_jinja_value_int(i);
-    if (v.kind == GW_JINJA_VALUE_FLOAT)
-        return gw_jinja_value_float(minus ? -v.as.real : v.as.real);
-    unsupported(r, "a sign", v);
-    return v;
 }
 
 /* ---- calls ---- */
@@ -460,12 +275,24 @@ static struct gw_jinja_value call(struct gw_jinja_run *r, const struct gw_jinja_
                           (int)(f.as.text.size > 60 ? 60 : f.as.text.size), f.as.text.data);
         return f;
     default:
-        unsupported(r, "a call", f);
+        gw_jinja_value_refuse(r, "a call", f);
         return f;
     }
 }
 
 /* ---- expressions ---- */
+
+static struct gw_jinja_value comparison(struct gw_jinja_run *r, const struct gw_jinja_node *n,
+                                        struct scope *s)
+{
+    struct gw_jinja_value a = eval(r, n->a, s), b;
+    for (size_t i = 0; i < n->n; i++, a = b) {
+        b = eval(r, n->items[i], s);
+        if (!gw_jinja_run_ok(r) || !gw_jinja_operator_compares(r, n->names[i], a, b))
+            return gw_jinja_value_bool(false);
+    }
+    return gw_jinja_value_bool(true);
+}
 
 static struct gw_jinja_value sequence(struct gw_jinja_run *r, const struct gw_jinja_node *n,
                                       struct scope *s)
@@ -495,7 +322,8 @@ static struct gw_jinja_value concat(struct gw_jinja_run *r, const struct gw_jinj
     struct gw_jinja_value all = gw_jinja_value_text("", 0);
     for (size_t i = 0; i < n->n && gw_jinja_run_ok(r); i++) {
         struct gw_jinja_text t = gw_jinja_text_of(r, eval(r, n->items[i], s));
-        all = i == 0 ? gw_jinja_value_text(t.data, t.size) : joined(r, all.as.text, t);
+        all = i == 0 ? gw_jinja_value_text(t.data, t.size)
+                     : gw_jinja_operator_join(r, all.as.text, t);
     }
     return all;
 }
@@ -523,7 +351,7 @@ static struct gw_jinja_value operation(struct gw_jinja_run *r, const struct gw_j
         return gw_jinja_value_bool(is != (n->name.size > 0));
     case GW_JINJA_NODE_NEGATE:
     case GW_JINJA_NODE_PLUS:
-        return negated(r, a, n->kind == GW_JINJA_NODE_NEGATE);
+        return gw_jinja_operator_sign(r, a, n->kind == GW_JINJA_NODE_NEGATE);
     case GW_JINJA_NODE_NOT:
         return gw_jinja_value_bool(!gw_jinja_value_true(a));
     case GW_JINJA_NODE_AND:
@@ -532,7 +360,7 @@ static struct gw_jinja_value operation(struct gw_jinja_run *r, const struct gw_j
         return gw_jinja_value_true(a) ? a : eval(r, n->b, s);
     default:
         b = eval(r, n->b, s);
-        return gw_jinja_run_ok(r) ? binary(r, n->name, a, b) : b;
+        return gw_jinja_run_ok(r) ? gw_jinja_operator_apply(r, n->name, a, b) : b;
     }
 }
 
@@ -599,7 +427,7 @@ static void assign(struct gw_jinja_run *r, const struct gw_jinja_node *target, s
             gw_jinja_value_put(r, of.as.dict,
                                gw_jinja_value_text(target->name.data, target->name.size), v);
         else
-            unsupported(r, "set of an attribute needs a namespace", of);
+            gw_jinja_value_refuse(r, "set of an attribute needs a namespace", of);
     } else {
         const struct gw_jinja_list *list = gw_jinja_value_iterate(r, v);
         if (list && list->n != target->n)

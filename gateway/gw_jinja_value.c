@@ -473,3 +473,17 @@ bool gw_jinja_value_bind(struct gw_jinja_run *r, const char *what, const char *p
     }
     return true;
 }
+
+bool gw_jinja_value_text_is(struct gw_jinja_text t, const char *word)
+{
+    return t.size == strlen(word) && memcmp(t.data, word, t.size) == 0;
+}
+
+void gw_jinja_value_refuse(struct gw_jinja_run *r, const char *what, struct gw_jinja_value v)
+{
+    if (v.kind == GW_JINJA_VALUE_UNDEFINED)
+        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "%s: '%.*s' is undefined", what,
+                          (int)(v.as.text.size > 60 ? 60 : v.as.text.size), v.as.text.data);
+    else
+        gw_jinja_run_fail(r, ERR_UNSUPPORTED, "%s: not of '%s'", what, gw_jinja_value_type(v));
+}

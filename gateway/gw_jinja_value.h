@@ -126,4 +126,8 @@ const struct gw_jinja_list *gw_jinja_value_iterate(struct gw_jinja_run *r, struc
 /* (key, value) tuples. */
 struct gw_jinja_value gw_jinja_value_pairs(struct gw_jinja_run *r, const struct gw_jinja_dict *d);
 
+bool gw_jinja_value_text_is(struct gw_jinja_text t, const char *word);
+/* Fails the run: `what` is not possible with the value. */
+void gw_jinja_value_refuse(struct gw_jinja_run *r, const char *what, struct gw_jinja_value v);
+
 #endif
