@@ -68,6 +68,13 @@ static void put_head(struct route_trace *t, const struct route_trace_shape *shap
         put(t, shape->layer_bytes[l], 8);
 }
 
+/* What a slip names, a model for one, is not overwritten. */
+static bool holds_trace(int fd)
+{
+    char head[sizeof magic];
+    return pread(fd, head, sizeof head, 0) == sizeof head && memcmp(head, magic, sizeof head) == 0;
+}
+
 enum err_code route_trace_open(const char *path, const struct route_trace_shape *shape,
                                struct route_trace **ret, struct err *e)
 {
@@ -85,14 +92,19 @@ enum err_code route_trace_open(const char *path, const struct route_trace_shape 
         code = err_set(e, ERR_NOMEM, "route.trace: no memory");
         goto out;
     }
-    /* Non-blocking, so that a FIFO without a reader is an error and no wait. */
-    t->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+    t->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
     if (t->fd < 0 || fstat(t->fd, &about) != 0) {
         code = err_set_os(e, ERR_IO, errno, "route.trace: %s", path);
         goto out;
     }
     if (!S_ISREG(about.st_mode)) {
         code = err_set(e, ERR_ARGUMENT, "route.trace: %s is not a regular file", path);
+        goto out;
+    }
+    if (about.st_size > 0 && !holds_trace(t->fd)) {
+        code = err_set(e, ERR_ARGUMENT,
+                       "route.trace: %s is there and is no route trace; remove it or name another",
+                       path);
         goto out;
     }
     /* One that was there may be open to others. */

@@ -29,8 +29,9 @@ struct route_trace_shape {
 
 struct route_trace;
 
-/* Begins a new file at `path`; one that was there is cut to nothing, which the log says. Gives
- * *ret; free with route_trace_close. ERR_IO, ERR_ARGUMENT: not a regular file; ERR_NOMEM. */
+/* Begins a new file at `path`; a trace that was there is cut to nothing, which the log says. Gives
+ * *ret; free with route_trace_close. ERR_ARGUMENT: not a regular file, or one that holds something
+ * else than a trace, which stays as it is; ERR_IO; ERR_NOMEM. */
 enum err_code route_trace_open(const char *path, const struct route_trace_shape *shape,
                                struct route_trace **ret, struct err *e)
     __attribute__((warn_unused_result));

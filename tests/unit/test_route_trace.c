@@ -171,8 +171,35 @@ static void test_route_trace_what_is_no_file_is_refused(void **state)
     assert_int_equal(route_trace_open("/dev/null", &shape, &t, &e), ERR_ARGUMENT);
     e = (struct err){.code = ERR_OK};
     assert_int_equal(mkfifo(r->path, 0600), 0);
-    assert_int_equal(route_trace_open(r->path, &shape, &t, &e), ERR_IO);
+    assert_int_equal(route_trace_open(r->path, &shape, &t, &e), ERR_ARGUMENT);
     assert_null(t);
+}
+
+/* route.trace = model.gguf is a slip that must not cost the model. */
+static void test_route_trace_another_kind_of_file_is_refused_and_stays(void **state)
+{
+    struct rig *r = *state;
+    static const char *const contents[] = {"GGUF", "GGUF and more than the magic word", "ISLETRT"};
+    const uint64_t bytes = 4096;
+    const struct route_trace_shape shape = {
+        .n_layer = 1, .n_expert = 2, .n_used = 1, .layer_bytes = &bytes};
+    for (size_t i = 0; i < sizeof contents / sizeof contents[0]; i++) {
+        struct route_trace *t = NULL;
+        struct err e = {.code = ERR_OK};
+        char left[64] = "";
+        FILE *f = fopen(r->path, "w");
+        assert_non_null(f);
+        assert_true(fputs(contents[i], f) >= 0);
+        assert_int_equal(fclose(f), 0);
+        assert_int_equal(route_trace_open(r->path, &shape, &t, &e), ERR_ARGUMENT);
+        assert_non_null(strstr(e.text, "is no route trace"));
+        assert_null(t);
+        f = fopen(r->path, "r");
+        assert_non_null(f);
+        assert_non_null(fgets(left, sizeof left, f));
+        fclose(f);
+        assert_string_equal(left, contents[i]);
+    }
 }
 
 struct damage {
@@ -231,6 +258,8 @@ int main(void)
                                         start, stop),
         cmocka_unit_test_setup_teardown(test_route_trace_a_full_disk_ends_the_trace_alone, start,
                                         stop),
+        cmocka_unit_test_setup_teardown(test_route_trace_another_kind_of_file_is_refused_and_stays,
+                                        start, stop),
         cmocka_unit_test_setup_teardown(test_route_trace_what_is_no_file_is_refused, start, stop),
         cmocka_unit_test_setup_teardown(test_route_trace_each_kind_of_damage_is_named, start, stop),
     };
