@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -140,6 +141,9 @@ static enum err_code file_open(struct writing *w, size_t i, struct err *e)
     struct file *f = &w->files[i];
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
     const size_t n = strlen(part->path) + sizeof(".part");
+    struct stat there;
+    if (stat(part->path, &there) == 0 && !S_ISREG(there.st_mode)) /* a device would be replaced */
+        return err_set(e, ERR_ARGUMENT, "%s is not a regular file", part->path);
     f->bytes = part->data_offset + part->data_bytes;
     f->path = alloc_get(ALLOC_MISC, n);
     if (f->path == NULL)

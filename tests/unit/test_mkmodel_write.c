@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -280,6 +281,25 @@ static void test_mkmodel_write_failure_leaves_no_file(void **state)
     assert_int_equal(files_in_root(), 0);
 }
 
+/* A file is renamed to its name in the end, which would put it in the place of a device. */
+static void test_mkmodel_write_what_is_no_file_is_refused_and_stays(void **state)
+{
+    (void)state;
+    struct mkmodel_options o = small();
+    struct err e = {.code = ERR_OK};
+    struct stat about;
+    char path[256];
+    snprintf(path, sizeof(path), "%s/fifo", root);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    o.out = path;
+    assert_int_equal(make(&o, &e), ERR_ARGUMENT);
+    assert_non_null(strstr(e.text, "fifo is not a regular file"));
+    assert_int_equal(stat(path, &about), 0);
+    assert_true(S_ISFIFO(about.st_mode));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(files_in_root(), 0);
+}
+
 static void test_mkmodel_write_missing_folder_is_named(void **state)
 {
     (void)state;
@@ -319,6 +339,7 @@ int main(void)
         WITH_ROOT(test_mkmodel_write_split_parts_hold_the_same_weights),
         WITH_ROOT(test_mkmodel_write_topics_are_in_the_keys),
         WITH_ROOT(test_mkmodel_write_failure_leaves_no_file),
+        WITH_ROOT(test_mkmodel_write_what_is_no_file_is_refused_and_stays),
         WITH_ROOT(test_mkmodel_write_missing_folder_is_named),
         WITH_ROOT(test_mkmodel_write_signal_stops_and_leaves_no_file),
     };
