@@ -28,7 +28,8 @@ enum {
     K_CUDA_RING_PIECES = 16,
     K_CUDA_RING_PIECE_BYTES = 256 * 1024,
     K_CUDA_MAX_PENDING = 256, /* downloads between two waits that go through the ring */
-    K_CUDA_MAX_PINNED = 64
+    K_CUDA_MAX_PINNED = 64,
+    K_CUDA_ROUTE_WORDS = 8 * 512 /* of a stream: rows by experts */
 };
 
 struct k_cuda_heap; /* k_cuda_entry.h */
@@ -84,7 +85,8 @@ struct k_stream {
     uint32_t piece, used; /* now filled, and bytes of it */
     struct k_cuda_pending pending[K_CUDA_MAX_PENDING];
     uint32_t n_pending;
-    uint32_t *arrived; /* on the device, 0 between kernels: how many blocks of one are done */
+    uint64_t
+        *words; /* K_CUDA_ROUTE_WORDS on the device, 0 between kernels: between blocks of one */
 };
 
 static inline struct k_cuda *k_cuda_of(const struct k_device *d)
@@ -171,8 +173,8 @@ static inline void k_cuda_launch(struct k_stream *s, const char *name, bool ahea
     k_cuda_launch((s), #kernel, false, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
 
 /* The same for a kernel that begins with what no kernel before it has a part in, and calls
- * k_cuda_await before all else: where the device can, its blocks come onto multiprocessors while the
- * kernel before runs out, once all blocks of that one have called k_cuda_release or ended. */
+ * k_cuda_await before all else: where the device can, its blocks come onto multiprocessors while
+ * the kernel before runs out, once all blocks of that one have called k_cuda_release or ended. */
 #define K_CUDA_LAUNCH_AHEAD(s, kernel, grid, block, shared_bytes, ...) \
     k_cuda_launch((s), #kernel, true, kernel, (grid), (block), (shared_bytes), __VA_ARGS__)
 

@@ -155,7 +155,7 @@ static void stream_free(struct k_stream *s)
         if (s->passed[i] != NULL)
             (void)cudaEventDestroy(s->passed[i]);
     (void)cudaFreeHost(s->ring);
-    (void)cudaFree(s->arrived);
+    (void)cudaFree(s->words);
     if (s->stream != NULL)
         (void)cudaStreamDestroy(s->stream);
     k_cuda_of(s->device)->heap->free(s);
@@ -177,10 +177,11 @@ static enum err_code stream_new(struct k_device *d, struct k_stream **ret, struc
                                            K_CUDA_RING_PIECES * K_CUDA_RING_PIECE_BYTES,
                                            cudaHostAllocPortable));
     if (result == cudaSuccess)
-        result = K_CUDA_CALL(c, NULL, cudaMalloc(&s->arrived, sizeof *s->arrived));
+        result = K_CUDA_CALL(c, NULL, cudaMalloc(&s->words, K_CUDA_ROUTE_WORDS * sizeof *s->words));
     if (result == cudaSuccess)
-        result =
-            K_CUDA_CALL(c, NULL, cudaMemsetAsync(s->arrived, 0, sizeof *s->arrived, s->stream));
+        result = K_CUDA_CALL(
+            c, NULL,
+            cudaMemsetAsync(s->words, 0, K_CUDA_ROUTE_WORDS * sizeof *s->words, s->stream));
     for (uint32_t i = 0; i < K_CUDA_RING_PIECES && result == cudaSuccess; i++)
         result =
             K_CUDA_CALL(c, NULL, cudaEventCreateWithFlags(&s->passed[i], cudaEventDisableTiming));
