@@ -4,12 +4,12 @@
  * The work of a launch is a list of *units*: neighbouring stripes (16 outputs), of one matrix or of
  * an expert's gate and up at once (two sets). Every block has an equal part of the list, as many
  * blocks as the device holds, so that reading goes on while results are made. A part is cut where
- * the matrix or the columns change (a *piece*). Within a piece, an *item* is one tile of one stripe;
- * warps take items in turn, each through a ring of its own in shared memory that asynchronous copies
- * fill, up to K_CUDA_DECODE_RING tiles ahead. A *batch* of items makes t's (A5) in one of two
- * buffers; after a barrier one thread per output and column folds them in block order (A6) while
- * other warps are at the next batch. Where a batch is not a stripe's whole width, accumulators wait
- * in shared memory. */
+ * the matrix or the columns change (a *piece*). Within a piece, an *item* is one tile of one
+ * stripe; warps take items in turn, each through a ring of its own in shared memory that
+ * asynchronous copies fill, up to K_CUDA_DECODE_RING tiles ahead. A *batch* of items makes t's (A5)
+ * in one of two buffers; after a barrier one thread per output and column folds them in block order
+ * (A6) while other warps are at the next batch. Where a batch is not a stripe's whole width,
+ * accumulators wait in shared memory. */
 #ifndef ISLET_K_CUDA_DECODE_CUH
 #define ISLET_K_CUDA_DECODE_CUH
 
@@ -57,8 +57,8 @@ struct k_cuda_decode_shared {
     uint32_t bytes; /* in all */
 };
 
-/* Floats from one column's dx's to the next's: multiples of four for the blocks of 32, which are read
- * in fours; never one of 32, the banks. */
+/* Floats from one column's dx's to the next's: multiples of four for the blocks of 32, which are
+ * read in fours; never one of 32, the banks. */
 static inline __host__ __device__ uint32_t
 k_cuda_decode_dx_stride(const struct k_cuda_decode_shape &shape)
 {
@@ -193,8 +193,8 @@ static __device__ __forceinline__ void k_cuda_decode_stage(const struct k_cuda_d
         k_cuda_warp_commit();
 }
 
-/* The same from rows of floats (A4), by whole warps: row(c) is one of them. Calls bad() for a column
- * with a value that is not finite. */
+/* The same from rows of floats (A4), by whole warps: row(c) is one of them. Calls bad() for a
+ * column with a value that is not finite. */
 template <int COLUMNS, typename Row, typename Bad>
 static __device__ __forceinline__ void k_cuda_decode_quantise(
     const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
@@ -222,9 +222,9 @@ static __device__ __forceinline__ void k_cuda_decode_quantise(
     }
 }
 
-/* A6 over a batch's t's, then source.emit(column, output of the piece, sum, the second set's sum) if that
- * was the rest of the outputs' inputs. `turn` says which warp begins, so that the few folds of one
- * column do not fall to the same. dx: of the batch's first tile. */
+/* A6 over a batch's t's, then source.emit(column, output of the piece, sum, the second set's sum)
+ * if that was the rest of the outputs' inputs. `turn` says which warp begins, so that the few folds
+ * of one column do not fall to the same. dx: of the batch's first tile. */
 template <int COLUMNS, int SETS, typename Source>
 static __device__ __forceinline__ void k_cuda_decode_fold(const struct k_cuda_decode_shared &s,
                                                           const struct k_cuda_decode_batch &b,
@@ -372,7 +372,7 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
             __syncwarp();
             k_cuda_decode_tile<COLUMNS>(f, ring + slot * shape.slot, x + tile * 256,
                                         s.sum + tile * 8, sum_stride,
-                                        t + i * blocks * 16 * COLUMNS);
+                                        k_cuda_decode_to<COLUMNS>{t + i * blocks * 16 * COLUMNS});
             __syncwarp();
             copy(slot);
             slot = slot + 1 == shape.ring ? 0 : slot + 1;
@@ -383,10 +383,72 @@ static __device__ __forceinline__ void k_cuda_decode_piece_of(
     }
 }
 
+/* A piece of few tiles a stripe with up to eight columns: a warp takes whole stripes and keeps the
+ * sums itself, so that warps wait for each other only once, when the activations are there. */
+template <int F, typename Source>
+static __device__ __forceinline__ void k_cuda_decode_piece_alone(
+    const struct k_cuda_decode_shared &s, const struct k_cuda_decode_shape &shape,
+    const struct k_cuda_decode_piece &piece, uint32_t count, const Source &source)
+{
+    static_assert(Source::LATE && Source::FLOATS, "the others are not needed");
+    const enum k_format f = (enum k_format)F;
+    const uint32_t warp = threadIdx.x / 32, l = threadIdx.x % 32;
+    const uint32_t blocks = k_cuda_decode_blocks(f), bytes = k_cuda_tile_bytes(f);
+    const uint32_t tiles = piece.n_in / K_CUDA_TILE_INPUTS;
+    const uint32_t x_stride = shape.staged * 256 + 16, sum_stride = shape.staged * 8 + 8;
+    const uint32_t dx_stride = k_cuda_decode_dx_stride(shape);
+    const int8_t *x = s.q + min(l % 8, count - 1) * x_stride + l / 8 * 16;
+    const float *dx = s.dx + 2 * (l % 4) * dx_stride;
+    const uint8_t *ring = s.ring + warp * shape.ring * shape.slot;
+    const uint32_t ring_of_lane = (uint32_t)__cvta_generic_to_shared(ring) + 16 * l;
+    const uint8_t *from = piece.first[0] + (uint64_t)(warp * tiles) * bytes + 16 * l;
+    uint32_t next_stripe = warp, next_tile = 0;
+    auto copy = [&](uint32_t slot) { /* the warp's next tile, if there is one */
+                                     if (next_stripe < piece.count) {
+                                         k_cuda_decode_copy(ring_of_lane + slot * shape.slot, from,
+                                                            bytes);
+                                         from += bytes;
+                                         if (++next_tile == tiles) {
+                                             next_tile = 0;
+                                             next_stripe += K_CUDA_DECODE_WARPS;
+                                             from += (K_CUDA_DECODE_WARPS - 1) * tiles * bytes;
+                                         }
+                                     }
+                                     k_cuda_warp_commit();
+    };
+    for (uint32_t k = 0; k < shape.ring; k++)
+        copy(k);
+    k_cuda_await(); /* weights are nobody's result */
+    k_cuda_release();
+    k_cuda_decode_quantise<8>(
+        s, shape, f, count, [&](uint32_t c) { return source.row(c); }, [&]() { source.bad(); }, 0,
+        tiles);
+    __syncthreads();
+    uint32_t slot = 0;
+    for (uint32_t stripe = warp; stripe < piece.count; stripe += K_CUDA_DECODE_WARPS) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (uint32_t tile = 0; tile < tiles; tile++) {
+            k_cuda_decode_arrived(shape.ring - 1);
+            __syncwarp();
+            k_cuda_decode_tile<8>(f, ring + slot * shape.slot, x + tile * 256, s.sum + tile * 8,
+                                  sum_stride,
+                                  k_cuda_decode_into{sum, dx + tile * blocks, dx_stride});
+            __syncwarp();
+            copy(slot);
+            slot = slot + 1 == shape.ring ? 0 : slot + 1;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            if (2 * (l % 4) + i % 2 < count)
+                source.emit(2 * (l % 4) + i % 2, stripe * 16 + l / 4 + i / 2 * 8, sum[i], sum[i]);
+    }
+}
+
 /* A block's part of the launch. The source says what is to be done:
  *   LATE           activations are known late: weights are asked for first, before k_cuda_await.
  *                  Else the source has called it, and activations come first, ahead of the crowd
  *   ONE_ROW        every piece has the one column row(0), known before find
+ *   ALONE          k_cuda_decode_piece_alone
  *   FLOATS         row(c) is a row of floats, which each block quantises for itself, once awaited;
  *                  bad() is then called for a column with a value that is not finite
  *   units()        stripes of the launch, per set
@@ -414,7 +476,10 @@ static __device__ __forceinline__ void k_cuda_decode(const struct k_cuda_decode_
         for (uint32_t first = 0; first < piece.columns; first += COLUMNS) {
             const uint32_t count = min(piece.columns - first, (uint32_t)COLUMNS);
             source.take(first, count);
-            k_cuda_decode_piece_of<F, COLUMNS, SETS>(s, shape, piece, count, source);
+            if constexpr (Source::ALONE)
+                k_cuda_decode_piece_alone<F>(s, shape, piece, count, source);
+            else
+                k_cuda_decode_piece_of<F, COLUMNS, SETS>(s, shape, piece, count, source);
             __syncthreads();
         }
         unit += piece.count;
@@ -442,6 +507,28 @@ static inline uint32_t k_cuda_decode_batch_stripes(uint32_t items, uint32_t each
         }
     }
     return best;
+}
+
+/* For k_cuda_decode_piece_alone, eight columns: no batches. */
+static inline struct k_cuda_decode_shape k_cuda_decode_choose_alone(const struct k_cuda *c,
+                                                                    enum k_format format,
+                                                                    uint32_t n_tiles,
+                                                                    uint32_t units)
+{
+    struct k_cuda_decode_shape shape = {};
+    uint32_t fit = 0;
+    shape.slot = k_cuda_tile_bytes(format);
+    shape.blocks = k_cuda_decode_blocks(format);
+    shape.sets = 1;
+    shape.staged = n_tiles;
+    for (shape.ring = K_CUDA_DECODE_RING; shape.ring > 1; shape.ring--) {
+        fit = c->shared_bytes / (k_cuda_decode_carve(NULL, shape, 8).bytes + 1024);
+        if (fit >= K_CUDA_DECODE_BLOCKS)
+            break;
+    }
+    const uint32_t blocks = c->sm_count * (fit >= K_CUDA_DECODE_BLOCKS ? K_CUDA_DECODE_BLOCKS : 1);
+    shape.grid = blocks < units ? blocks : units;
+    return shape;
 }
 
 /* slot, blocks: of the largest format; units: at most so many in the launch. Tiles of a batch: a

@@ -1,5 +1,5 @@
-/* The t's (A5) of one tile of arranged weights (k_cuda_tile.h) with up to eight columns, by the tensor
- * core, a warp each. Tile and activations lie in shared memory.
+/* The t's (A5) of one tile of arranged weights (k_cuda_tile.h) with up to eight columns, by the
+ * tensor core, a warp each. Tile and activations lie in shared memory.
  *
  * COLUMNS is 1 or 8. With 1 every column of operand B is the same one, so that the lanes t of a row
  * all have its sum: lane t keeps row g + 8 * (t & 1). */
@@ -71,6 +71,31 @@ static __device__ __forceinline__ void k_cuda_decode_put(const float *r, float *
         t[k_cuda_decode_row<1>(0)] = r[0];
     }
 }
+
+/* Where a tile's results go: as t's to shared memory, or, with eight columns, into the lane's sums
+ * of outputs g and g + 8 and columns 2 t and 2 t + 1 at once (A6). */
+template <int COLUMNS> struct k_cuda_decode_to {
+    float *t;
+
+    __device__ __forceinline__ void operator()(int block, const float *r) const
+    {
+        k_cuda_decode_put<COLUMNS>(r, t + block * 16 * COLUMNS);
+    }
+};
+
+struct k_cuda_decode_into {
+    float (&sum)[4];
+    const float *dx; /* of the tile's first block, column 2 t; column 2 t + 1's are `next` on */
+    uint32_t next;
+
+    __device__ __forceinline__ void operator()(int block, const float *r) const
+    {
+        const float even = dx[block], odd = dx[next + block];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum[i] = __fmaf_rn(i & 1 ? odd : even, r[i], sum[i]);
+    }
+};
 
 /* Byte i of a word of scales, unsigned and signed. */
 static __device__ __forceinline__ int k_cuda_decode_byte(uint32_t word, uint32_t i)
@@ -155,11 +180,11 @@ static __device__ __forceinline__ int k_cuda_decode_mins(const uint32_t mins[2],
 }
 
 /* t's of a Q4_K or Q5_K tile. sum: the tile's sums of column 0, the next column sum_stride on. */
-template <enum k_format F, int COLUMNS>
+template <enum k_format F, int COLUMNS, typename To>
 static __device__ __forceinline__ void k_cuda_decode_k_with_mins(const uint8_t *tile,
                                                                  const int8_t *x,
                                                                  const int16_t *sum,
-                                                                 uint32_t sum_stride, float *t)
+                                                                 uint32_t sum_stride, const To &to)
 {
     enum {
         HEADS = COLUMNS == 1 ? 1 : 2,
@@ -193,11 +218,11 @@ static __device__ __forceinline__ void k_cuda_decode_k_with_mins(const uint8_t *
         const float minus = __fmul_rn(dmin[COLUMNS == 1 ? 0 : i / 2], __int2float_rn(m));
         r[i] = __fmaf_rn(d[COLUMNS == 1 ? 0 : i / 2], __int2float_rn(s.s[i]), -minus);
     }
-    k_cuda_decode_put<COLUMNS>(r, t);
+    to(0, r);
 }
 
-/* Adds the two sub-blocks of 32 inputs, number k of half a tile. v: the half's loads; b: operand B of
- * each 16 inputs. */
+/* Adds the two sub-blocks of 32 inputs, number k of half a tile. v: the half's loads; b: operand B
+ * of each 16 inputs. */
 template <int COLUMNS>
 static __device__ __forceinline__ void k_cuda_decode_six_32(struct k_cuda_decode_sums<COLUMNS> &s,
                                                             const uint4 (&v)[3],
@@ -224,11 +249,11 @@ static __device__ __forceinline__ void k_cuda_decode_six_32(struct k_cuda_decode
     k_cuda_decode_scale<COLUMNS>(s, second, scale[1]);
 }
 
-/* t's of a Q6_K tile. Operands are 4-fold, as the layout has them, and so is S (below 2^30); d / 4 is
- * exact and takes it back, the product being the same number. */
-template <int COLUMNS>
+/* t's of a Q6_K tile. Operands are 4-fold, as the layout has them, and so is S (below 2^30); d / 4
+ * is exact and takes it back, the product being the same number. */
+template <int COLUMNS, typename To>
 static __device__ __forceinline__ void k_cuda_decode_six(const uint8_t *tile, const int8_t *x,
-                                                         float *t)
+                                                         const To &to)
 {
     enum {
         HEADS = COLUMNS == 1 ? 1 : 2,
@@ -262,11 +287,11 @@ static __device__ __forceinline__ void k_cuda_decode_six(const uint8_t *tile, co
             *(const uint16_t *)(const void *)(tile + K_CUDA_TILE_Q6_K_D + 2 * row));
         r[i] = __fmul_rn(__fmul_rn(d, 0.25f), __int2float_rn(s.s[i]));
     }
-    k_cuda_decode_put<COLUMNS>(r, t);
+    to(0, r);
 }
 
-/* Sums of 32-blocks 2 c and 2 c + 1. Q4_0's operands are 16-fold, as int8 without shifting apart the
- * sign; d / 16 is exact and takes it back. */
+/* Sums of 32-blocks 2 c and 2 c + 1. Q4_0's operands are 16-fold, as int8 without shifting apart
+ * the sign; d / 16 is exact and takes it back. */
 template <enum k_format F, int COLUMNS>
 static __device__ __forceinline__ void k_cuda_decode_pair(const uint8_t *tile, const int8_t *x,
                                                           int c, int (&even)[4], int (&odd)[4])
@@ -306,10 +331,11 @@ static __device__ __forceinline__ void k_cuda_decode_pair_of_one(const uint4 *d,
         k_cuda_decode_d<F>(l & 2 ? both >> 16 : both), __int2float_rn(l & 1 ? upper : lower));
 }
 
-template <enum k_format F>
+template <enum k_format F, typename To>
 static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(const uint4 *d, int c,
                                                                    const int (&even)[4],
-                                                                   const int (&odd)[4], float *t)
+                                                                   const int (&odd)[4],
+                                                                   const To &to)
 {
     float r[2][4];
 #pragma unroll
@@ -318,14 +344,14 @@ static __device__ __forceinline__ void k_cuda_decode_pair_of_eight(const uint4 *
         r[0][i] = __fmul_rn(k_cuda_decode_d<F>(both), __int2float_rn(even[i]));
         r[1][i] = __fmul_rn(k_cuda_decode_d<F>(both >> 16), __int2float_rn(odd[i]));
     }
-    k_cuda_decode_put<8>(r[0], t + 2 * c * 128);
-    k_cuda_decode_put<8>(r[1], t + (2 * c + 1) * 128);
+    to(2 * c, r[0]);
+    to(2 * c + 1, r[1]);
 }
 
 /* t's of a Q8_0 or Q4_0 tile: eight blocks. */
-template <enum k_format F, int COLUMNS>
+template <enum k_format F, int COLUMNS, typename To>
 static __device__ __forceinline__ void k_cuda_decode_32s(const uint8_t *tile, const int8_t *x,
-                                                         float *t)
+                                                         const To &to)
 {
     uint4 d[COLUMNS == 1 ? 1 : 2];
 #pragma unroll
@@ -336,34 +362,34 @@ static __device__ __forceinline__ void k_cuda_decode_32s(const uint8_t *tile, co
         int even[4], odd[4];
         k_cuda_decode_pair<F, COLUMNS>(tile, x, c, even, odd);
         if constexpr (COLUMNS == 1)
-            k_cuda_decode_pair_of_one<F>(d, c, even, odd, t);
+            k_cuda_decode_pair_of_one<F>(d, c, even, odd, to.t);
         else
-            k_cuda_decode_pair_of_eight<F>(d, c, even, odd, t);
+            k_cuda_decode_pair_of_eight<F>(d, c, even, odd, to);
     }
 }
 
-/* t[block][16][COLUMNS] of a tile. x: the tile's q's of the column whose rows this lane gives
+/* A tile's results to `to`. x: the tile's q's of the column whose rows this lane gives
  * ldmatrix, at its 16 bytes; sum: the tile's sums of column 0, the next column's sum_stride on. */
-template <int COLUMNS>
+template <int COLUMNS, typename To>
 static __device__ __forceinline__ void k_cuda_decode_tile(enum k_format f, const uint8_t *tile,
                                                           const int8_t *x, const int16_t *sum,
-                                                          uint32_t sum_stride, float *t)
+                                                          uint32_t sum_stride, const To &to)
 {
     switch (f) {
     case K_Q4_K:
-        k_cuda_decode_k_with_mins<K_Q4_K, COLUMNS>(tile, x, sum, sum_stride, t);
+        k_cuda_decode_k_with_mins<K_Q4_K, COLUMNS>(tile, x, sum, sum_stride, to);
         break;
     case K_Q5_K:
-        k_cuda_decode_k_with_mins<K_Q5_K, COLUMNS>(tile, x, sum, sum_stride, t);
+        k_cuda_decode_k_with_mins<K_Q5_K, COLUMNS>(tile, x, sum, sum_stride, to);
         break;
     case K_Q6_K:
-        k_cuda_decode_six<COLUMNS>(tile, x, t);
+        k_cuda_decode_six<COLUMNS>(tile, x, to);
         break;
     case K_Q8_0:
-        k_cuda_decode_32s<K_Q8_0, COLUMNS>(tile, x, t);
+        k_cuda_decode_32s<K_Q8_0, COLUMNS>(tile, x, to);
         break;
     case K_Q4_0:
-        k_cuda_decode_32s<K_Q4_0, COLUMNS>(tile, x, t);
+        k_cuda_decode_32s<K_Q4_0, COLUMNS>(tile, x, to);
         break;
     default:
         break;

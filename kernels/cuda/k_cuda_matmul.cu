@@ -1,6 +1,6 @@
 /* `matmul`: arranged weights with up to eight rows by the decode kernels here, with more by the
- * prefill kernels, and what is not arranged by the plain ones. All matrices of a call go in one launch
- * where one kernel takes them all. */
+ * prefill kernels, and what is not arranged by the plain ones. All matrices of a call go in one
+ * launch where one kernel takes them all. */
 #include "k_cuda_decode.cuh"
 #include "k_cuda_plain.cuh"
 #include "k_cuda_prefill.cuh"
@@ -26,7 +26,7 @@ struct decode {
 /* The memory of max_rows rows is always there, so their number is looked at when results are
  * stored. */
 struct decode_source {
-    static constexpr bool LATE = true, ONE_ROW = false, FLOATS = false;
+    static constexpr bool LATE = true, ONE_ROW = false, FLOATS = false, ALONE = false;
     const struct decode &p;
     const uint8_t *act;
     uint64_t act_stride;

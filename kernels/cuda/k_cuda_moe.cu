@@ -1,6 +1,7 @@
-/* The experts' products for the groups that `selected` names, few rows each: arranged weights by the
- * decode kernels, what is not arranged by the plain ones; with many rows the prefill kernels take over
- * where they can. A block belongs to one group; blocks beyond *n_selected return at once. */
+/* The experts' products for the groups that `selected` names, few rows each: arranged weights by
+ * the decode kernels, what is not arranged by the plain ones; with many rows the prefill kernels
+ * take over where they can. A block belongs to one group; blocks beyond *n_selected return at
+ * once. */
 #include "k_cuda_decode.cuh"
 #include "k_cuda_plain.cuh"
 #include "k_cuda_prefill.cuh"
@@ -10,21 +11,31 @@
 namespace
 {
 
+enum {
+    ALONE_TILES = 4 /* of a stripe: so many a warp takes alone */
+};
+
 /* What a block finds out about its group. */
 struct found {
     struct k_group group;
     const uint8_t *slice[2];
 };
 
-/* Group number `index` of the selected ones; `which`: slices of its expert, 0 gate (and up), 1 up, 2
- * down. */
+/* Fills in the slices of the group's expert: `which` 0 gate (and up), 1 up, 2 down. */
+__device__ __forceinline__ void find_slices(const struct k_prefill_groups &g, uint32_t which,
+                                            struct found &ret)
+{
+    const uint64_t *slots = g.slots + 3 * (uint64_t)ret.group.expert;
+    ret.slice[0] = g.arena + slots[which];
+    ret.slice[1] = g.arena + slots[which == 0 ? 1 : which];
+}
+
+/* Group number `index` of the selected ones. */
 __device__ __forceinline__ void find(const struct k_prefill_groups &g, uint32_t index,
                                      uint32_t which, struct found &ret)
 {
     ret.group = g.groups[g.selected[index]];
-    const uint64_t *slots = g.slots + 3 * (uint64_t)ret.group.expert;
-    ret.slice[0] = g.arena + slots[which];
-    ret.slice[1] = g.arena + slots[which == 0 ? 1 : which];
+    find_slices(g, which, ret);
 }
 
 uint32_t groups_bound(const struct k_experts *x, uint32_t max_rows)
@@ -37,10 +48,12 @@ uint32_t groups_bound(const struct k_experts *x, uint32_t max_rows)
 struct product {
     struct k_prefill_groups groups;
     const uint8_t *act;
-    float *y;         /* [pairs][n_out] */
-    uint32_t which;   /* slice of the expert */
-    bool act_by_pair; /* activations are rows of pairs (h), not of tokens */
-    bool with_gate;   /* y has gate's results, this is up: y = swiglu(y, result) */
+    float *y;                /* [pairs][n_out] */
+    uint32_t which;          /* slice of the expert */
+    bool act_by_pair;        /* activations are rows of pairs (h), not of tokens */
+    bool with_gate;          /* y has gate's results, this is up: y = swiglu(y, result) */
+    bool alone;              /* a warp a stripe */
+    uint32_t n_expert, most; /* most: groups that there can be */
     uint32_t n_in, n_out;
     uint64_t row_bytes, act_stride; /* of weights in the file's order; of activations */
     uint32_t *faults;
@@ -58,26 +71,67 @@ __device__ __forceinline__ void put(const struct product &p, uint32_t pair, uint
     *y = p.with_gate ? k_float_swiglu(*y, value) : value;
 }
 
-/* SETS: 1 a matrix, 2 gate and up; 0: down, whose activations are gate_up's floats. */
-template <enum k_format F, int COLUMNS, int SETS> struct few_source {
-    static constexpr bool LATE = SETS == 0, ONE_ROW = COLUMNS == 1 && SETS == 2, FLOATS = SETS == 0;
+/* SETS: 1 a matrix, 2 gate and up; 0: down, whose activations are gate_up's floats. ALONE_: down, a
+ * warp a stripe. */
+template <enum k_format F, int COLUMNS, int SETS, bool ALONE_> struct few_source {
+    static constexpr bool LATE = SETS == 0, ONE_ROW = COLUMNS == 1 && SETS == 2, FLOATS = SETS == 0,
+                          ALONE = ALONE_;
+    /* With several columns gate and up want the activations ahead of the weights, not both at
+     * once. */
+    static constexpr bool NEAR = COLUMNS == 1 || SETS == 0;
     const struct product &p;
     const uint32_t stripes;
     const uint32_t *pairs; /* of the group found */
     uint32_t output;       /* first of the piece */
     const uint8_t *act;    /* row of the column that this thread fetches */
     uint32_t pair;         /* of that column */
-    float *y;              /* where this thread's results go: its column is the same in all */
+    float *y[2]; /* where this thread's results go: its column is the same in all, or its two are */
+    /* Of the lane: an entry of the list, and a group, all asked for at once. */
+    uint32_t n_selected, selected;
+    struct k_group group;
 
+    /* What does not hang on the kernel before: the list, and the experts' slots, which come
+     * near. */
+    __device__ void look_before()
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        const uint8_t *slots = (const uint8_t *)p.groups.slots;
+        if (!NEAR)
+            return;
+        selected = lane < p.most ? p.groups.selected[lane] : 0;
+        for (uint32_t i = 32 * threadIdx.x; i < 24 * p.n_expert; i += 32 * K_CUDA_DECODE_THREADS) {
+            uint32_t unused;
+            asm volatile("ld.global.u32 %0, [%1];" : "=r"(unused) : "l"(slots + i));
+        }
+    }
+    __device__ void look()
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        group = {};
+        if (NEAR && lane < p.most)
+            group = p.groups.groups[lane];
+        n_selected = *p.groups.n_selected;
+    }
+    /* As ::find, from the lanes where they have it. */
+    __device__ void find_near(uint32_t index, struct found &ret) const
+    {
+        const uint32_t at = __shfl_sync(K_CUDA_WARP_ALL, selected, index % 32);
+        if (!NEAR || index >= 32 || at >= 32)
+            return ::find(p.groups, index, p.which, ret);
+        ret.group.expert = __shfl_sync(K_CUDA_WARP_ALL, group.expert, at);
+        ret.group.first = __shfl_sync(K_CUDA_WARP_ALL, group.first, at);
+        ret.group.count = __shfl_sync(K_CUDA_WARP_ALL, group.count, at);
+        find_slices(p.groups, p.which, ret);
+    }
     __device__ uint32_t units() const
     {
-        return *p.groups.n_selected * stripes;
+        return n_selected * stripes;
     }
     __device__ void find(uint32_t unit, struct k_cuda_decode_piece &ret)
     {
         struct found e;
         const uint32_t stripe = unit % stripes;
-        ::find(p.groups, unit / stripes, p.which, e);
+        find_near(unit / stripes, e);
         pairs = p.groups.order + e.group.first;
         output = stripe * K_CUDA_TILE_OUTPUTS;
         for (int k = 0; k < 2; k++)
@@ -90,10 +144,11 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
     __device__ void take(uint32_t first, uint32_t count)
     {
         const uint32_t fetched = COLUMNS == 1 ? 0 : min(threadIdx.x / 32, count - 1);
-        const uint32_t made = COLUMNS == 1 ? 0 : min(threadIdx.x % COLUMNS, count - 1);
+        const uint32_t made = ALONE ? threadIdx.x % 4 * 2 : threadIdx.x % COLUMNS;
         pair = pairs[first + fetched];
         act = act_of_pair(p, pair);
-        y = p.y + (uint64_t)pairs[first + made] * p.n_out + output;
+        for (uint32_t i = 0; i < (ALONE ? 2 : 1); i++)
+            y[i] = p.y + (uint64_t)pairs[first + min(made + i, count - 1)] * p.n_out + output;
     }
     __device__ const uint8_t *row(uint32_t) const
     {
@@ -103,27 +158,30 @@ template <enum k_format F, int COLUMNS, int SETS> struct few_source {
     {
         p.faults[pair / p.groups.n_used] = 1;
     }
-    __device__ void emit(uint32_t, uint32_t o, float sum, float second) const
+    __device__ void emit(uint32_t column, uint32_t o, float sum, float second) const
     {
+        float *to = y[ALONE ? column % 2 : 0] + o;
         if (SETS == 2)
-            y[o] = k_float_swiglu(sum, second);
+            *to = k_float_swiglu(sum, second);
         else
-            y[o] = p.with_gate ? k_float_swiglu(y[o], sum) : sum;
+            *to = p.with_gate ? k_float_swiglu(*to, sum) : sum;
     }
 };
 
-template <enum k_format F, int COLUMNS, int SETS>
+template <enum k_format F, int COLUMNS, int SETS, bool ALONE = false>
 __global__ void __launch_bounds__(K_CUDA_DECODE_THREADS, K_CUDA_DECODE_BLOCKS)
     product_few(const struct product p)
 {
     extern __shared__ __align__(128) uint8_t k_cuda_decode_memory[];
+    struct few_source<F, COLUMNS, SETS, ALONE> source = {
+        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, NULL, 0, {}, 0, 0, {}
+    };
+    source.look_before();
     if (SETS > 0) { /* groups are a result; of down's they are not the last kernel's, but h is */
         k_cuda_await();
         k_cuda_release();
     }
-    struct few_source<F, COLUMNS, SETS> source = {
-        p, p.n_out / K_CUDA_TILE_OUTPUTS, NULL, 0, NULL, 0, NULL
-    };
+    source.look();
     k_cuda_decode<F, COLUMNS, SETS == 2 ? 2 : 1>(p.shape, p.n_in, k_cuda_decode_memory, source);
 }
 
@@ -216,7 +274,9 @@ void few_launch(const struct product &p, uint32_t columns, struct k_stream *s)
 {
     const dim3 grid(p.shape.grid), block(K_CUDA_DECODE_THREADS);
     const uint32_t bytes = k_cuda_decode_carve(NULL, p.shape, columns).bytes;
-    if (p.act_by_pair)
+    if (p.alone)
+        K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 0, true>), grid, block, bytes, p);
+    else if (p.act_by_pair)
         columns == 1 ? K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 1, 0>), grid, block, bytes, p)
                      : K_CUDA_LAUNCH_AHEAD(s, (product_few<F, 8, 0>), grid, block, bytes, p);
     else if (p.shape.sets == 1)
@@ -232,9 +292,15 @@ void multiply_few(struct product p, const struct k_experts *x, uint32_t max_rows
                   enum k_format format, uint32_t sets, struct k_stream *s)
 {
     const uint32_t columns = max_rows == 1 ? 1 : 8;
-    p.shape = k_cuda_decode_choose(k_cuda_of(s->device), columns, k_cuda_tile_bytes(format),
-                                   k_cuda_decode_blocks(format), sets, p.n_in / K_CUDA_TILE_INPUTS,
-                                   groups_bound(x, max_rows) * (p.n_out / K_CUDA_TILE_OUTPUTS));
+    p.n_expert = x->n_expert;
+    p.most = groups_bound(x, max_rows);
+    const uint32_t n_tiles = p.n_in / K_CUDA_TILE_INPUTS;
+    const uint32_t units = p.most * (p.n_out / K_CUDA_TILE_OUTPUTS);
+    p.alone = p.act_by_pair && columns == 8 && n_tiles <= ALONE_TILES;
+    p.shape = p.alone
+                  ? k_cuda_decode_choose_alone(k_cuda_of(s->device), format, n_tiles, units)
+                  : k_cuda_decode_choose(k_cuda_of(s->device), columns, k_cuda_tile_bytes(format),
+                                         k_cuda_decode_blocks(format), sets, n_tiles, units);
     switch (format) {
     case K_Q4_0:
         return few_launch<K_Q4_0>(p, columns, s);
