@@ -1,13 +1,14 @@
 /* Attention by chunks: for few rows, and for rows of many sequences.
  *
  * A block takes chunks of one row and up to eight query heads of one kv head, a warp each. A chunk
- * comes into shared memory once for all of them; a warp then works alone: with lanes as positions it
- * makes the scores, with lanes as dimensions the weighted values, and it folds them in registers.
+ * comes into shared memory once for all of them; a warp then works alone: with lanes as positions
+ * it makes the scores, with lanes as dimensions the weighted values, and it folds them in
+ * registers.
  *
- * How many chunks a block takes depends on how many there are: one, while that does no more than keep
- * the device busy; a group of eight; or, with many rows, all of a row. Results of single chunks or
- * groups go to the scratch, and a second kernel folds them: chunks to groups, groups to the whole
- * (A19). */
+ * How many chunks a block takes depends on how many there are: one, while that does no more than
+ * keep the device busy; a group of eight; or, with many rows, all of a row. Results of single
+ * chunks or groups go to the scratch, and a second kernel folds them: chunks to groups, groups to
+ * the whole (A19). */
 #include "k_cuda_attention.cuh"
 #include "k_cuda_attention_chunk.cuh"
 #include "k_cuda_quantise.cuh"
@@ -20,7 +21,7 @@ enum {
     MERGED = 256 /* values of a row that it makes: a block of the quantiser */
 };
 
-/* ---- a block's work --------------------------------------------------------------------------- */
+/* ---- a block's work -------------------------------------------------------------------------- */
 
 template <int N> static __device__ __forceinline__ void store_lane(float *to, const float y[N])
 {
@@ -32,7 +33,8 @@ template <int N> static __device__ __forceinline__ void store_lane(float *to, co
             *(float4 *)(void *)(to + i) = make_float4(y[i], y[i + 1], y[i + 2], y[i + 3]);
 }
 
-/* The result of the warp's head: of the whole row into y, otherwise into its slot of the scratch. */
+/* The result of the warp's head: of the whole row into y, otherwise into its slot of the
+ * scratch. */
 template <int D>
 static __device__ __forceinline__ void work_store(const struct k_cuda_attention_args &a,
                                                   const struct work &p, struct part<D / 32> *r)
@@ -104,7 +106,7 @@ static __device__ __forceinline__ void work_run(const struct k_cuda_attention_ar
     __syncthreads(); /* the next piece of work uses the memory again */
 }
 
-/* ---- which work ------------------------------------------------------------------------------- */
+/* ---- which work ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ uint32_t chunks_of(uint32_t position)
 {
@@ -152,7 +154,8 @@ static __device__ __forceinline__ bool chunk_is_old(const struct few &few, uint3
     return old;
 }
 
-/* Fills in the heads of piece i of a step, and which chunks of the row it has: the n-th `chunks`. */
+/* Fills in the heads of piece i of a step, and which chunks of the row it has: the n-th
+ * `chunks`. */
 static __device__ __forceinline__ void work_fill(const struct k_cuda_attention_args &a, uint32_t i,
                                                  uint32_t n, uint32_t chunks, struct work *p)
 {
@@ -225,10 +228,11 @@ static __global__ void __launch_bounds__(THREADS, 3)
     }
 }
 
-/* ---- the second kernel ------------------------------------------------------------------------ */
+/* ---- the second kernel ----------------------------------------------------------------------- */
 
 /* Folds `count` results (A19), the thread's dimension of each at parts, D apart. A lane makes the
- * factors of one of 32, from maxima that are exact in any order; meanwhile the first values come. */
+ * factors of one of 32, from maxima that are exact in any order; meanwhile the first values
+ * come. */
 template <int D>
 static __device__ __forceinline__ struct part<1> merge_fold(const float2 *sums, const float *parts,
                                                             uint32_t count) {
@@ -292,8 +296,8 @@ merge_quantise(const struct k_cuda_attention_args &a, uint32_t row, const float 
         a.rows.faults[row] = 1;
 }
 
-/* Few rows: from the slots to the results of as many query heads as have MERGED values, and the forms
- * of these, where they are asked for. A thread has a value of every MERGERS-th group. */
+/* Few rows: from the slots to the results of as many query heads as have MERGED values, and the
+ * forms of these, where they are asked for. A thread has a value of every MERGERS-th group. */
 template <int D>
 static __global__ void __launch_bounds__(MERGERS *MERGED)
     attention_merge(const struct k_cuda_attention_args a)
@@ -304,6 +308,7 @@ static __global__ void __launch_bounds__(MERGERS *MERGED)
     const uint32_t row = blockIdx.x, column = threadIdx.x % MERGED, merger = threadIdx.x / MERGED;
     const uint32_t head = blockIdx.y * (MERGED / D) + column / D;
     few_read(a, &few);
+    const bool groups = few_extent(a, few) == EXTENT_GROUP;
     k_cuda_await();
     k_cuda_release();
     if (row >= few.n_rows)
@@ -315,7 +320,6 @@ static __global__ void __launch_bounds__(MERGERS *MERGED)
     const float2 *from = a.sums + slots * (a.chunk_slots + a.max_groups);
     const float *parts = a.parts + slots * (a.chunk_slots + a.max_groups) * D + column % D;
     float *y = a.y + slots * D + column % D;
-    const bool groups = few_extent(a, few) == EXTENT_GROUP;
     const bool whole =
         n_chunks == 1 || (groups && n_groups == 1); /* the first kernel has stored it */
     struct part<1> r = {

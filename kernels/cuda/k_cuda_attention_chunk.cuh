@@ -1,6 +1,6 @@
-/* A chunk of one row and the query heads of a block, a warp each: copied to shared memory once for all
- * of them, then with lanes as positions the scores, with lanes as dimensions the weighted values
- * (A18). */
+/* A chunk of one row and the query heads of a block, a warp each: copied to shared memory once for
+ * all of them, then with lanes as positions the scores, with lanes as dimensions the weighted
+ * values (A18). */
 #ifndef ISLET_K_CUDA_ATTENTION_CHUNK_CUH
 #define ISLET_K_CUDA_ATTENTION_CHUNK_CUH
 
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void part_fold(struct part<N> *into, const str
         into->y[i] = first ? next.y[i] : k_cuda_attention_fold(into->y[i], s.a, next.y[i], s.b);
 }
 
-/* ---- a chunk comes ---------------------------------------------------------------------------- */
+/* ---- a chunk comes --------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void copy_bytes(void *to, const void *from, uint32_t n)
 {
@@ -131,7 +131,7 @@ static __device__ __forceinline__ bool chunk_query(const struct k_cuda_attention
     return fault;
 }
 
-/* ---- one chunk, one head, one warp ------------------------------------------------------------- */
+/* ---- one chunk, one head, one warp ----------------------------------------------------------- */
 
 /* Scores of positions 2 * lane and 2 * lane + 1, dimensions ascending (A18). */
 template <int D>
@@ -140,7 +140,7 @@ static __device__ __forceinline__ void scores_f16(const float *q,
                                                   float acc[2])
 {
     const uint32_t *keys = (const uint32_t *)(const void *)stage.keys + threadIdx.x % 32;
-#pragma unroll 4
+#pragma unroll 8
     for (int d = 0; d < D; d += 4) {
         const float4 x = *(const float4 *)(const void *)(q + d);
         const float qd[4] = {x.x, x.y, x.z, x.w};
@@ -236,7 +236,7 @@ template <enum k_kv_type TYPE, int D>
 static __device__ __forceinline__ void chunk_values(const struct chunk_stage<TYPE, D> &stage,
                                                     const float *e, uint32_t n, float y[D / 32])
 {
-#pragma unroll 2
+#pragma unroll 4
     for (uint32_t j = 0; j + 4 <= n; j += 4) {
         const float4 four = *(const float4 *)(const void *)(e + j);
         const float ej[4] = {four.x, four.y, four.z, four.w};

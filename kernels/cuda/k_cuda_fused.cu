@@ -62,8 +62,10 @@ static __device__ __forceinline__ void enter_sum(const struct enter_args &a, uin
         v[i] = k_float_add(v[i], y[i]);
 }
 
-/* A block a row, a thread eight values; the first warp folds the squares. */
-static __global__ void __launch_bounds__(MOST_THREADS, 1) enter_rows(const struct enter_args a)
+/* A block a row, a thread eight values; the first warp folds the squares. THREADS: at most; the
+ * fewer, the more loads are under way. */
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS, 1) enter_rows(const struct enter_args a)
 {
     extern __shared__ float4 shared[];
     float *tile = (float *)(void *)shared;
@@ -163,7 +165,12 @@ extern "C" enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *
     args.n = n;
     args.n_used = a->n_used;
     args.eps = a->eps;
-    K_CUDA_LAUNCH_AHEAD(s, enter_rows, a->rows.max_rows, threads, n * sizeof(float), args);
+    if (threads <= MOST_THREADS / 4)
+        K_CUDA_LAUNCH_AHEAD(s, enter_rows<MOST_THREADS / 4>, a->rows.max_rows, threads,
+                            n * sizeof(float), args);
+    else
+        K_CUDA_LAUNCH_AHEAD(s, enter_rows<MOST_THREADS>, a->rows.max_rows, threads,
+                            n * sizeof(float), args);
     return ERR_OK;
 }
 
