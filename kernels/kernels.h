@@ -282,8 +282,8 @@ struct k_arrange {
 
 /* Copies experts of a layer, gate, up and down each in the file's order, from registered or pinned
  * memory of the host to their places in the layer's arena, arranged, and enters these in its slots:
- * as fetch, arrange and upload would. The host's memory holds still until the stream got there. What
- * computes with the experts is in another stream and waits for an event after this. */
+ * as fetch, arrange and upload would. The host's memory holds still until the stream got there.
+ * What computes with the experts is in another stream and waits for an event after this. */
 enum {
     K_BRING_MOST = 8, /* experts at once */
     K_BRING_SLICES = 3
@@ -402,8 +402,8 @@ struct k_ops {
     enum err_code (*bring)(const struct k_bring *a, struct k_stream *s); /* NULL: step by step */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
      * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: enter,
-     * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at a
-     * time. */
+     * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at
+     * a time. */
     enum err_code (*enter)(const struct k_enter *a, struct k_stream *s);
     enum err_code (*heads)(const struct k_heads *a, struct k_stream *s);
     enum err_code (*attend)(const struct k_attention *a, const struct k_act *y, struct k_stream *s);
@@ -428,9 +428,10 @@ struct k_ops {
     void (*fetch)(struct k_stream *s, struct k_span to, const void *from, size_t n);
 
     /* Addresses without memory; chunks of K_CHUNK_BYTES (the last one: what is left, in steps of 2
-     * MiB) get some (not cleared) and give it back. buffer_free gives back all. No operation in flight may touch a chunk that is returned.
-     * chunks_take: of chunks that have none; ERR_NOMEM and nothing taken where the device has not
-     * that much. range_new: ERR_UNSUPPORTED where the driver cannot. */
+     * MiB) get some (not cleared) and give it back. buffer_free gives back all. No operation in
+     * flight may touch a chunk that is returned. chunks_take: of chunks that have none; ERR_NOMEM
+     * and nothing taken where the device has not that much. range_new: ERR_UNSUPPORTED where the
+     * driver cannot. */
     enum err_code (*range_new)(struct k_device *d, uint64_t bytes, struct k_buffer **ret,
                                struct err *e);
     enum err_code (*chunks_take)(struct k_buffer *range, uint64_t first, uint64_t n, struct err *e);
@@ -498,8 +499,8 @@ const char *k_levels_available(void);
 float k_exp32(float x);
 /* 2^40: weight 1 of the sampler, in fixed point (A21). */
 #define K_WEIGHT_ONE 1099511627776.0f
-/* ret[i] = trunc(exp32((x[i] - best) / temperature) * K_WEIGHT_ONE) (A21); gives their sum. best: the
- * highest of x, or of more. n < 2^23. */
+/* ret[i] = trunc(exp32((x[i] - best) / temperature) * K_WEIGHT_ONE) (A21); gives their sum. best:
+ * the highest of x, or of more. n < 2^23. */
 uint64_t k_weigh(const float *x, uint32_t n, float best, float temperature, uint64_t *ret);
 /* The first of the highest of n > 0 floats; what is not a number is passed over. */
 uint32_t k_highest(const float *x, uint32_t n);

@@ -1,5 +1,5 @@
-/* A quantised activation row (A4) as the CUDA kernels keep it; plain C, so that the checker reads it
- * too. Row of n elements, n a multiple of the form's block B (32 or 256), in this order:
+/* A quantised activation row (A4) as the CUDA kernels keep it; plain C, so that the checker reads
+ * it too. Row of n elements, n a multiple of the form's block B (32 or 256), in this order:
  *   int8  q[n]          at 0; rows begin at multiples of 64 bytes, so 16-byte loads are whole
  *   float dx[n / B]     at n, a multiple of 32
  *   int16 sum[n / 32]   sums of 32 q's each, both forms, at the next multiple of 16

@@ -1,5 +1,5 @@
-/* Weights into the order of k_cuda_tile.h. A block of threads per tile gathers the tile's words from
- * the 16 outputs' blocks in the file's order, so that what is written is whole lines. */
+/* Weights into the order of k_cuda_tile.h. A block of threads per tile gathers the tile's words
+ * from the 16 outputs' blocks in the file's order, so that what is written is whole lines. */
 #include "k_cuda.cuh"
 #include "k_cuda_tile.h"
 

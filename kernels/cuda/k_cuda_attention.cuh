@@ -1,7 +1,8 @@
 /* What the attention kernels share (A17 to A19). Three of them give the same bits:
  *   chunks   (k_cuda_attention.cu) a block takes one or more chunks of one row and some query heads
  *            of one kv head
- *   prefill  (k_cuda_attention_prefill.cu) a block takes some rows of one sequence and walks all chunks
+ *   prefill  (k_cuda_attention_prefill.cu) a block takes some rows of one sequence and walks all
+ *            chunks
  *   plain    (k_cuda_attention_plain.cu) a warp takes one query head; any head size */
 #ifndef ISLET_K_CUDA_ATTENTION_CUH
 #define ISLET_K_CUDA_ATTENTION_CUH
@@ -19,8 +20,8 @@ struct k_cuda_attention_args {
     const float *q;
     float *y;
     struct k_cuda_kv kv;
-    /* In the scratch of k_cuda_attention.cu: results of chunks and groups, D values and (m, l) each,
-     * [rows][n_head][chunk_slots + max_groups]. */
+    /* In the scratch of k_cuda_attention.cu: results of chunks and groups, D values and (m, l)
+     * each, [rows][n_head][chunk_slots + max_groups]. */
     float *parts;
     float2 *sums;
     uint32_t chunk_slots, max_groups;
@@ -42,9 +43,9 @@ void k_cuda_attention_prefill(const struct k_cuda_attention_args *a, enum k_kv_t
                               struct k_stream *s);
 }
 
-/* Does the prefill kernel take the tile of rows from `first` on? If they lie in one sequence and fill
- * more than half of it, and, as a tile walks its chunks one after the other, if there are tiles for
- * half of the device or not many chunks. All threads of a warp ask. */
+/* Does the prefill kernel take the tile of rows from `first` on? If they lie in one sequence and
+ * fill more than half of it, and, as a tile walks its chunks one after the other, if there are
+ * tiles for half of the device or not many chunks. All threads of a warp ask. */
 static __device__ __forceinline__ bool k_cuda_attention_tile(const struct k_cuda_attention_args &a,
                                                              uint32_t first, uint32_t n_rows)
 {
@@ -77,7 +78,8 @@ static __device__ __forceinline__ bool k_cuda_attention_weigh(float x0, float x1
     *ret_e0 = a0;
     *ret_e1 = a1;
     *ret_m = fault ? 0.0f : m;
-    /* a[i] = e[i] + e[i + 32], then tree32: i and i + 2 * o are o lanes apart, i and i + 1 are one. */
+    /* a[i] = e[i] + e[i + 32], then tree32: i and i + 2 * o are o lanes apart, i and i + 1 are
+     * one. */
 #pragma unroll
     for (int o = 16; o >= 1; o /= 2) {
         a0 = k_float_add(a0, __shfl_xor_sync(K_CUDA_WARP_ALL, a0, o));
@@ -105,7 +107,8 @@ static __device__ __forceinline__ float k_cuda_attention_fold(float y, float a, 
     return k_float_fma(y, a, k_float_mul(next, b));
 }
 
-/* Four values of a block of 32 that eight neighbouring lanes hold, to int8 (A4). True: not finite. */
+/* Four values of a block of 32 that eight neighbouring lanes hold, to int8 (A4). True: not
+ * finite. */
 static __device__ __forceinline__ bool k_cuda_attention_quantise(const float v[4], uint32_t *ret_q,
                                                                  float *ret_dx)
 {

@@ -1,11 +1,11 @@
 /* Attention for many rows of one sequence.
  *
- * A block has 64 query vectors of one kv head, those of R = 64 / shared rows times its `shared` heads,
- * and walks the sequence's chunks. As in a product of matrices a thread has a tile in registers: 8
- * vectors by some positions of scores, then 8 vectors by 8 dimensions of values; each number is still
- * one chain in its order (A18). The chunk's values are folded into the group's in registers, the
- * groups' into y (A19). Keys of the next chunk come while this one's values are used, and values
- * while its scores are made. */
+ * A block has 64 query vectors of one kv head, those of R = 64 / shared rows times its `shared`
+ * heads, and walks the sequence's chunks. As in a product of matrices a thread has a tile in
+ * registers: 8 vectors by some positions of scores, then 8 vectors by 8 dimensions of values; each
+ * number is still one chain in its order (A18). The chunk's values are folded into the group's in
+ * registers, the groups' into y (A19). Keys of the next chunk come while this one's values are
+ * used, and values while its scores are made. */
 #include "k_cuda_attention.cuh"
 
 enum {

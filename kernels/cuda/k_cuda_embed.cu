@@ -17,7 +17,8 @@ struct element {
 static __device__ struct element in_file(enum k_format f, const uint8_t *row, uint32_t i)
 {
     struct element e = {};
-    /* 256 elements take the bytes of a tile's output; a ragged end of 32-blocks is read by block. */
+    /* 256 elements take the bytes of a tile's output; a ragged end of 32-blocks is read by
+     * block. */
     const uint8_t *block = row + (uint64_t)(i / 256) * (k_cuda_tile_bytes(f) / K_CUDA_TILE_OUTPUTS);
     e.weight = k_cuda_tile_file_weight(f, block, i % 256);
     e.head = block;

@@ -22,9 +22,9 @@ static inline bool k_cuda_fault_due(struct k_cuda_fault *fault)
     return true;
 }
 
-/* True: the context is gone, each later call fails as well, and only a new process can use the device
- * (the numbers are cudaError_t's, which do not change). Unknown numbers count as such: going on with
- * a broken context is worse than a restart. */
+/* True: the context is gone, each later call fails as well, and only a new process can use the
+ * device (the numbers are cudaError_t's, which do not change). Unknown numbers count as such: going
+ * on with a broken context is worse than a restart. */
 static inline bool k_cuda_fault_is_lost(int error)
 {
     switch (error) {

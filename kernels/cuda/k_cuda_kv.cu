@@ -15,8 +15,8 @@ struct kv_write_args {
     struct k_cuda_kv kv;
 };
 
-/* Which part of which row a thread has. Keys lie by position, so with many rows neighbouring threads
- * take neighbouring rows; otherwise they take neighbouring parts. */
+/* Which part of which row a thread has. Keys lie by position, so with many rows neighbouring
+ * threads take neighbouring rows; otherwise they take neighbouring parts. */
 static __device__ __forceinline__ bool kv_part(const struct kv_write_args &a, uint32_t parts,
                                                bool keys, uint32_t *ret_row, uint32_t *ret_part)
 {
@@ -76,8 +76,8 @@ template <int SIZE> static __global__ void kv_write_f16(const struct kv_write_ar
         a.rows.faults[row] = 1;
 }
 
-/* 32 values to int8 with an f16 scale, packed by fours. True: the scale overflowed or a value was not
- * finite. */
+/* 32 values to int8 with an f16 scale, packed by fours. True: the scale overflowed or a value was
+ * not finite. */
 static __device__ __forceinline__ bool kv_quantise(const float in[BLOCK], uint32_t ret_q[BLOCK / 4],
                                                    uint16_t *ret_scale)
 {

@@ -40,8 +40,8 @@ static __device__ __forceinline__ void k_cuda_mma_half(int (&c)[4], uint32_t a0,
         : "r"(a0), "r"(a1), "r"(b0), "r"(0));
 }
 
-/* Four 8 x 16-byte matrices of shared memory: lanes 8 i .. 8 i + 7 give the rows of matrix i, lane l
- * gets bytes 4 t .. 4 t + 3 of row g of each. */
+/* Four 8 x 16-byte matrices of shared memory: lanes 8 i .. 8 i + 7 give the rows of matrix i, lane
+ * l gets bytes 4 t .. 4 t + 3 of row g of each. */
 static __device__ __forceinline__ void k_cuda_mma_load(uint32_t (&r)[4], const void *row)
 {
     const uint32_t address = (uint32_t)__cvta_generic_to_shared(row);

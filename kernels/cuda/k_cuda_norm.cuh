@@ -11,7 +11,8 @@ static __device__ __forceinline__ float k_cuda_norm_factor(float sum, uint32_t n
     return k_float_div(1.0f, __fsqrt_rn(k_float_add(mean, eps)));
 }
 
-/* The lane's part of the sum of squares goes on over `n` values at tile; called by the first warp. */
+/* The lane's part of the sum of squares goes on over `n` values at tile; called by the first
+ * warp. */
 static __device__ __forceinline__ float k_cuda_norm_fold(const float *tile, uint32_t n, float sum)
 {
 #pragma unroll 32

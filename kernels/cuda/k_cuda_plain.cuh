@@ -1,6 +1,6 @@
 /* Products of weights in the file's order: F32, F16 and BF16 (A8), and quantised shapes that do not
- * fill tiles (k_cuda_tile_arranged). A warp computes one output for up to COLUMNS columns; every lane
- * gets the results. */
+ * fill tiles (k_cuda_tile_arranged). A warp computes one output for up to COLUMNS columns; every
+ * lane gets the results. */
 #ifndef ISLET_K_CUDA_PLAIN_CUH
 #define ISLET_K_CUDA_PLAIN_CUH
 
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void k_cuda_plain_float(const uint8_t *w, uint
         ret[c] = k_cuda_warp_tree(ret[c]);
 }
 
-/* ---- quantised (A5, A6): a lane has a block's t, all fold in block order ---------------------- */
+/* ---- quantised (A5, A6): a lane has a block's t, all fold in block order --------------------- */
 
 /* Four bytes of which only two are aligned. */
 static __device__ __forceinline__ int k_cuda_plain_word(const uint8_t *p)

@@ -1,5 +1,5 @@
-/* The activation quantiser (A4) of a warp: 256 values of a row, eight next to each other a lane, into
- * the forms of k_cuda_act.h. */
+/* The activation quantiser (A4) of a warp: 256 values of a row, eight next to each other a lane,
+ * into the forms of k_cuda_act.h. */
 #ifndef ISLET_K_CUDA_QUANTISE_CUH
 #define ISLET_K_CUDA_QUANTISE_CUH
 
@@ -17,8 +17,8 @@ struct k_cuda_quantise_to {
     float *dx;
 };
 
-/* The lane's values scaled to the block's largest magnitude m (as bits); a lane beyond the row stores
- * nothing. */
+/* The lane's values scaled to the block's largest magnitude m (as bits); a lane beyond the row
+ * stores nothing. */
 template <enum k_form FORM>
 static __device__ __forceinline__ void k_cuda_quantise_put(const float (&v)[8], uint32_t m,
                                                            const struct k_cuda_quantise_to &to,
@@ -68,7 +68,8 @@ static __device__ __forceinline__ void k_cuda_quantise_store(const float (&v)[8]
     k_cuda_quantise_put<FORM>(v, m, to, present);
 }
 
-/* Largest magnitude, as bits, of the lane's values and of the four lanes' that have a block of 32. */
+/* Largest magnitude, as bits, of the lane's values and of the four lanes' that have a block of
+ * 32. */
 static __device__ __forceinline__ uint32_t k_cuda_quantise_most(const float (&v)[8])
 {
     uint32_t m = 0;

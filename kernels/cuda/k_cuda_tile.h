@@ -1,5 +1,5 @@
-/* The order in which the CUDA kernels read quantised weights (k_ops.arrange), byte by byte, as plain
- * C for nvcc and gcc.
+/* The order in which the CUDA kernels read quantised weights (k_ops.arrange), byte by byte, as
+ * plain C for nvcc and gcc.
  *
  * A matrix [n_out][n_in] is cut into stripes of 16 outputs, a stripe into tiles of 16 outputs x 256
  * inputs. Tiles of a stripe follow each other (inputs rising), stripes too (outputs rising); tile
@@ -167,8 +167,8 @@ K_CUDA_TILE_INLINE void k_cuda_tile_scale_min(const uint8_t *scales, uint32_t j,
 
 /* ---- packing: word w (4 bytes at 4 * w) of a tile -------------------------------------------- */
 
-/* R[j][a] of lane l, a byte per weight. row0: blocks of the tile's first output; row_bytes: from one
- * output's to the next's. */
+/* R[j][a] of lane l, a byte per weight. row0: blocks of the tile's first output; row_bytes: from
+ * one output's to the next's. */
 K_CUDA_TILE_INLINE uint32_t k_cuda_tile_pack_operand(enum k_format format, const uint8_t *row0,
                                                      uint64_t row_bytes, uint32_t l, uint32_t j,
                                                      uint32_t a)

@@ -1,5 +1,5 @@
-/* What the kernels for rows, routing and attention share: sums and maxima over the lanes of a warp in
- * the order of ARITHMETIC.md, exact conversions in one or two instructions, and copies to shared
+/* What the kernels for rows, routing and attention share: sums and maxima over the lanes of a warp
+ * in the order of ARITHMETIC.md, exact conversions in one or two instructions, and copies to shared
  * memory. Whole warps call them. */
 #ifndef ISLET_K_CUDA_WARP_CUH
 #define ISLET_K_CUDA_WARP_CUH
