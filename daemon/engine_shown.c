@@ -122,7 +122,8 @@ void engine_shown_get_snapshot(struct engine_shown *s, struct engine_snapshot *r
     pthread_mutex_unlock(&s->lock);
     ret->status.sequences = ret->sequences;
     ret->status.backend = proto_text_of(ret->backend);
-    ret->status.degraded = proto_text_of(ret->degraded[0] != '\0' ? ret->degraded : ret->unread);
+    /* that requests fail is told before that they are slow */
+    ret->status.degraded = proto_text_of(ret->unread[0] != '\0' ? ret->unread : ret->degraded);
     ret->status.storage = proto_text_of(ret->storage);
     for (uint16_t i = 0; i < ret->status.n_sequences; i++)
         ret->sequences[i].client = proto_text_of(ret->clients[i]);
