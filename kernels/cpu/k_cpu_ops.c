@@ -2,6 +2,7 @@
  * and calls the inner loops of its level. */
 #include "k_cpu_ops.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "k_cpu_inner.h"
@@ -18,7 +19,10 @@ enum {
     MAX_ROW_TILE = K_CPU_TILE_ROWS,
     /* Inner outputs of an expert in a piece: whole blocks of either form, so that it quantises its
      * own. */
-    UNIT = 256
+    UNIT = 256,
+    /* Few experts: pieces are smaller until each thread has so many, but have so many outputs. */
+    FEW_PIECES = 4,
+    LEAST_OUTPUTS = 32
 };
 
 /* Per-thread scratch: the inner loops' work, then vectors of a unit of an expert. */
@@ -69,6 +73,7 @@ struct job {
     uint32_t n_rows;
     uint32_t pieces[K_MATMUL_MAX];  /* matmul: of each matrix */
     uint32_t outputs[K_MATMUL_MAX]; /* of a piece; attention: its heads */
+    _Atomic uint8_t *parts_done;    /* moe_gate_up: of each unit; NULL: a unit is one piece */
 };
 
 static struct job job_of(struct k_stream *s, const void *args, const struct k_rows *rows)
@@ -389,18 +394,13 @@ static const uint8_t *slice(const struct k_experts *x, uint32_t expert, int whic
     return (const uint8_t *)x->arena->data + slots[3 * (size_t)expert + (size_t)which];
 }
 
-static void gate_up_piece(const void *context, uint32_t piece, uint32_t thread)
+/* Outputs first .. first + n - 1 of a group, not quantised. */
+static void gate_up(const struct job *job, const struct k_group *g, uint32_t first, uint32_t n,
+                    struct scratch *s)
 {
-    const struct job *job = context;
     const struct k_moe_gate_up *a = job->args;
     const struct k_experts *x = &a->experts;
-    struct scratch *s = k_pool_scratch(job->pool, thread);
-    const uint32_t units = (x->n_ff + UNIT - 1) / UNIT;
-    const uint32_t *selected = k_host_at(a->selected), *order = k_host_at(a->order);
-    const struct k_group *g =
-        &((const struct k_group *)k_host_at(a->groups))[selected[piece / units]];
-    const uint32_t first = piece % units * UNIT;
-    const uint32_t n = x->n_ff - first < UNIT ? x->n_ff - first : UNIT;
+    const uint32_t *order = k_host_at(a->order);
     const uint8_t *gate = slice(x, g->expert, 0) + k_format_bytes(x->gate, first, x->n_embd);
     const uint8_t *up = slice(x, g->expert, 1) + k_format_bytes(x->up, first, x->n_embd);
     uint64_t stride_gate, stride_up;
@@ -418,25 +418,62 @@ static void gate_up_piece(const void *context, uint32_t piece, uint32_t thread)
         for (uint32_t i = 0; i < rows; i++)
             s->x[i] = x_up + stride_up * (pairs[i] / x->n_used);
         job->inner->mul(x->up, up, n, x->n_embd, s->x, s->z, rows, s->work);
-        for (uint32_t i = 0; i < rows; i++) {
+        for (uint32_t i = 0; i < rows; i++)
             job->inner->swiglu(s->y[i], s->up[i], n);
-            if (quantise_part(job->inner, &a->h, pairs[i], first, n))
-                set_fault(&a->rows, pairs[i] / x->n_used);
-        }
     }
 }
 
+static void gate_up_piece(const void *context, uint32_t piece, uint32_t thread)
+{
+    const struct job *job = context;
+    const struct k_moe_gate_up *a = job->args;
+    const uint32_t n_ff = a->experts.n_ff, n_used = a->experts.n_used;
+    const uint32_t units = (n_ff + UNIT - 1) / UNIT, outputs = job->outputs[0];
+    const uint32_t parts = UNIT / outputs, unit = piece / parts;
+    const uint32_t *selected = k_host_at(a->selected), *order = k_host_at(a->order);
+    const struct k_group *g =
+        &((const struct k_group *)k_host_at(a->groups))[selected[unit / units]];
+    const uint32_t start = unit % units * UNIT, first = start + piece % parts * outputs;
+    if (first < n_ff)
+        gate_up(job, g, first, n_ff - first < outputs ? n_ff - first : outputs,
+                k_pool_scratch(job->pool, thread));
+    if (job->parts_done != NULL && atomic_fetch_add(&job->parts_done[unit], 1) + 1u < parts)
+        return;
+    const uint32_t n = n_ff - start < UNIT ? n_ff - start : UNIT;
+    for (uint32_t i = 0; i < g->count; i++) {
+        const uint32_t pair = order[g->first + i];
+        if (quantise_part(job->inner, &a->h, pair, start, n))
+            set_fault(&a->rows, pair / n_used);
+    }
+}
+
+/* Whoever ends the last part of a unit quantises it. */
 static enum err_code moe_gate_up(const struct k_moe_gate_up *a, struct k_stream *s)
 {
-    const struct job job = job_of(s, a, &a->rows);
-    k_pool_run(job.pool, gate_up_piece, &job,
-               k_host_count(a->n_selected) * ((a->experts.n_ff + UNIT - 1) / UNIT));
+    _Atomic uint8_t parts_done[FEW_PIECES * K_MAX_THREADS];
+    struct job job = job_of(s, a, &a->rows);
+    const uint32_t n = k_host_count(a->n_selected) * ((a->experts.n_ff + UNIT - 1) / UNIT);
+    const uint32_t enough = FEW_PIECES * s->device->threads;
+    job.outputs[0] = UNIT;
+    while (s->device->threads > 1 && n * (UNIT / job.outputs[0]) < enough &&
+           job.outputs[0] > LEAST_OUTPUTS)
+        job.outputs[0] /= 2;
+    if (job.outputs[0] < UNIT) {
+        memset((void *)parts_done, 0, n);
+        job.parts_done = parts_done;
+    }
+    k_pool_run(job.pool, gate_up_piece, &job, n * (UNIT / job.outputs[0]));
     return ERR_OK;
 }
 
-static uint32_t down_outputs(const struct k_experts *x)
+/* Of a piece of `n` experts for so many threads. */
+static uint32_t down_outputs(const struct k_experts *x, uint32_t n, uint32_t threads)
 {
-    return piece_outputs(x->down, x->n_embd, x->n_ff);
+    uint32_t outputs = piece_outputs(x->down, x->n_embd, x->n_ff);
+    while (threads > 1 && n * (x->n_embd / outputs) < FEW_PIECES * threads &&
+           outputs >= 2 * LEAST_OUTPUTS)
+        outputs = outputs / 32 * 16;
+    return outputs;
 }
 
 static void down_piece(const void *context, uint32_t piece, uint32_t thread)
@@ -445,7 +482,7 @@ static void down_piece(const void *context, uint32_t piece, uint32_t thread)
     const struct k_moe_down *a = job->args;
     const struct k_experts *x = &a->experts;
     struct scratch *s = k_pool_scratch(job->pool, thread);
-    const uint32_t outputs = down_outputs(x), units = (x->n_embd + outputs - 1) / outputs;
+    const uint32_t outputs = job->outputs[0], units = (x->n_embd + outputs - 1) / outputs;
     const uint32_t *selected = k_host_at(a->selected), *order = k_host_at(a->order);
     const struct k_group *g =
         &((const struct k_group *)k_host_at(a->groups))[selected[piece / units]];
@@ -467,10 +504,11 @@ static void down_piece(const void *context, uint32_t piece, uint32_t thread)
 
 static enum err_code moe_down(const struct k_moe_down *a, struct k_stream *s)
 {
-    const struct job job = job_of(s, a, &a->rows);
-    const uint32_t outputs = down_outputs(&a->experts);
-    k_pool_run(job.pool, down_piece, &job,
-               k_host_count(a->n_selected) * ((a->experts.n_embd + outputs - 1) / outputs));
+    struct job job = job_of(s, a, &a->rows);
+    const uint32_t n = k_host_count(a->n_selected);
+    const uint32_t outputs = down_outputs(&a->experts, n, s->device->threads);
+    job.outputs[0] = outputs;
+    k_pool_run(job.pool, down_piece, &job, n * ((a->experts.n_embd + outputs - 1) / outputs));
     return ERR_OK;
 }
 
