@@ -3,7 +3,7 @@
 #include <string.h>
 
 enum {
-    ALIGN = 64,
+    ALIGN = 128, /* lines of the link */
     FEW_ROWS =
         32 /* these come with the layer's groups in any case: it costs less than to ask again */
 };
@@ -51,7 +51,7 @@ static void place(struct engine_hybrid *h, uint32_t max_rows)
     h->order = take(h, pairs * 4ull);
     h->n_selected = take(h, 4);
     h->selected = take(h, groups * 4ull);
-    h->mine = take(h, pairs);
+    h->sent = take(h, pairs * 4ull);
     h->out = take(h, (uint64_t)pairs * shape->n_embd * 4);
 }
 
@@ -125,6 +125,7 @@ float *engine_hybrid_layer(struct engine_hybrid *h)
 {
     const bool probable = h->n_rows <= FEW_ROWS || h->took_part;
     h->quantised = h->rows_there = h->took_part = false;
+    h->n_sent = 0;
     return probable ? engine_hybrid_rows(h) : NULL;
 }
 
@@ -188,35 +189,29 @@ enum err_code engine_hybrid_compute(struct engine_hybrid *h, uint32_t layer, uin
     return code;
 }
 
-/* Results first .. last - 1, which lie in one piece. */
-static void send_run(struct engine_hybrid *h, struct k_stream *stream, struct k_span to,
-                     uint64_t first, uint64_t last)
-{
-    const uint64_t row = h->model->shape.n_embd * sizeof(float);
-    const struct k_span here = {to.buffer, to.offset + first * row};
-    const char *from = (const char *)host_at(h, h->out) + first * row;
-    if (h->pinned)
-        h->gpu_ops->fetch(stream, here, from, (last - first) * row);
-    else
-        h->gpu_ops->upload(stream, here, from, (last - first) * row);
-}
-
-/* Few copies: results of a row's neighbouring ranks go together. */
 void engine_hybrid_send(struct engine_hybrid *h, struct k_stream *stream, struct k_span to,
                         const struct k_group *groups, const uint32_t *order,
                         const uint32_t *selected, uint32_t n)
 {
-    const uint64_t pairs = (uint64_t)h->n_rows * h->model->shape.n_expert_used;
-    uint8_t *mine = host_at(h, h->mine);
-    memset(mine, 0, pairs);
+    const uint32_t bytes = h->model->shape.n_embd * sizeof(float);
+    const char *from = host_at(h, h->out);
+    uint32_t *rows = (uint32_t *)host_at(h, h->sent) + h->n_sent, count = 0;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < groups[selected[i]].count; k++)
-            mine[order[groups[selected[i]].first + k]] = 1;
-    for (uint64_t i = 0, first; i < pairs; i++) {
-        for (first = i; i < pairs && mine[i]; i++) {
-        }
-        if (i > first)
-            send_run(h, stream, to, first, i);
+            rows[count++] = order[groups[selected[i]].first + k];
+    h->n_sent += count;
+    if (h->pinned && h->gpu_ops->fetch_rows != NULL) {
+        (void)h->gpu_ops->fetch_rows(&(struct k_fetch_rows){to, from, rows, count, bytes},
+                                     stream); /* a wait tells */
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t at = rows[i] * (uint64_t)bytes;
+        const struct k_span there = {to.buffer, to.offset + at};
+        if (h->pinned)
+            h->gpu_ops->fetch(stream, there, from + at, bytes);
+        else
+            h->gpu_ops->upload(stream, there, from + at, bytes);
     }
 }
 

@@ -33,8 +33,9 @@ struct engine_hybrid {
     struct k_act norm_act;   /* [max_rows][n_embd] */
     struct k_act hidden_act; /* [max_rows * n_used][n_ff] */
     struct k_span groups, order, n_selected, selected;
-    struct k_span mine; /* uint8 [max_rows * n_used]: this batch has the result */
-    struct k_span out;  /* float [max_rows * n_used][n_embd] */
+    struct k_span sent; /* uint32 [max_rows * n_used]: results that were sent in this layer */
+    uint32_t n_sent;
+    struct k_span out; /* float [max_rows * n_used][n_embd] */
     uint32_t n_rows;
     bool quantised;       /* the layer's rows are there in the forms that experts read */
     bool took_part;       /* in the last layer that might have had it */

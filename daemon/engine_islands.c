@@ -84,7 +84,8 @@ enum err_code engine_islands_start(struct engine_islands *is,
                         &(struct tier_vram_options){.device = options->device,
                                                     .stream = options->stream,
                                                     .model = x->model,
-                                                    .islands_bytes = options->islands_bytes},
+                                                    .islands_bytes = options->islands_bytes,
+                                                    .budget = options->budget},
                         e);
     if (code != ERR_OK)
         return code;
@@ -357,10 +358,12 @@ static void copy_early(struct engine_islands *is, struct engine_islands_early *y
 /* The half that is in use is the second to become free. */
 void engine_islands_ahead(struct engine_islands *is)
 {
-    uint32_t next = 0;
-    if (is->layer + 1 == is->n_layer)
+    uint32_t next = 0, layer = is->layer + 1;
+    while (layer < is->n_layer && engine_islands_full(is, layer))
+        layer++;
+    if (layer == is->n_layer)
         return;
-    is->early_layer = is->layer + 1;
+    is->early_layer = layer;
     for (unsigned i = 0; i < 2; i++) {
         is->early[i] = (struct engine_islands_early){.half = is->half ^ 1 ^ i};
         copy_early(is, &is->early[i], is->early_layer, &next);
@@ -426,6 +429,23 @@ enum err_code engine_islands_settle(struct engine_islands *is, bool wait)
     return code;
 }
 
+/* The layer that is the i-th to be filled. Filled ones are whole, for they need no word from the
+ * host, and lie between the others as evenly as they can, so that the link works for these while
+ * those are computed: steps of about the golden section of n that reach every layer. */
+static uint32_t layer_to_fill(uint32_t i, uint32_t n)
+{
+    uint32_t step = (uint32_t)(0.618 * n + 0.5), a, b;
+    for (step = step < 1 ? 1 : step;; step++) {
+        for (a = n, b = step; b != 0;) {
+            const uint32_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        if (a == 1)
+            return (uint32_t)((uint64_t)i * step % n);
+    }
+}
+
 /* Experts of one turn of a fill. */
 struct turn {
     uint32_t n, layers[IDLE_COPIES], experts[IDLE_COPIES];
@@ -438,7 +458,8 @@ static struct turn choose(struct engine_islands *is)
     struct engine_experts *x = is->experts;
     struct turn t = {.n = 0};
     for (; is->next < x->n_experts && t.n < IDLE_COPIES; is->next++) {
-        const uint32_t layer = is->next / is->n_expert, expert = is->next % is->n_expert;
+        const uint32_t layer = layer_to_fill(is->next / is->n_expert, is->n_layer);
+        const uint32_t expert = is->next % is->n_expert;
         if (expert_cache_state(is->cache, layer, expert) != EXPERT_CACHE_ABSENT ||
             !has_room(is, layer))
             continue;

@@ -21,6 +21,7 @@ struct engine_islands_options {
     struct k_stream *stream;        /* the one that computes */
     struct engine_experts *experts; /* borrowed; must outlive this */
     uint64_t islands_bytes;
+    uint64_t budget;   /* of the device's memory */
     uint32_t max_rows; /* of a step */
     enum engine_placement placement;
 };
@@ -91,8 +92,8 @@ void engine_islands_layer(struct engine_islands *is, const struct engine_experts
 void engine_islands_await_early(struct engine_islands *is, unsigned i);
 void engine_islands_end_early(struct engine_islands *is, unsigned i);
 void engine_islands_leave(struct engine_islands *is);
-/* Begins to copy experts of the next layer, which will choose nearly all of its own: the link does
- * not rest until then. */
+/* Begins to copy experts of the next layer that lacks some, which will choose nearly all of its own:
+ * the link does not rest until then. */
 void engine_islands_ahead(struct engine_islands *is);
 
 /* Copies of the next is->vram.n_transit groups at most, then what computes them. */

@@ -75,7 +75,7 @@ static void size_up_vram(const struct engine_plan_machine *machine, const struct
     p->vram_needs.weights = m->dense_bytes;
     p->vram_needs.kv = p->n_pages * p->page_bytes;
     p->vram_needs.work = engine_forward_bytes(machine->gpu, m, &p->sizes);
-    p->vram_needs.fixed = tier_vram_fixed_bytes(m);
+    p->vram_needs.fixed = tier_vram_fixed_bytes(m, p->vram_needs.budget);
     p->vram_needs.experts = islands;
     p->vram_needs.least_islands = tier_vram_least(m);
 }

@@ -70,8 +70,9 @@ static void warn_below_token(const struct engine_plan *plan)
 }
 
 static enum err_code start_gpu(struct engine_run *run, const struct engine_run_devices *devices,
-                               uint32_t max_rows, struct err *e)
+                               const struct engine_plan *plan, struct err *e)
 {
+    const uint32_t max_rows = plan->sizes.max_rows;
     struct engine_split_rates rates;
     const enum engine_placement placement = (enum engine_placement)run->config->placement;
     enum err_code code =
@@ -80,6 +81,7 @@ static enum err_code start_gpu(struct engine_run *run, const struct engine_run_d
                                                               .stream = devices->gpu_stream,
                                                               .experts = run->experts,
                                                               .islands_bytes = run->vram.islands,
+                                                              .budget = plan->vram_needs.budget,
                                                               .max_rows = max_rows,
                                                               .placement = placement},
                              e);
@@ -116,7 +118,7 @@ static enum err_code start_buffers(struct engine_run *run, const struct engine_r
                                              .max_rows = sizes->max_rows},
             &run->experts, e);
     if (code == ERR_OK && run->gpu)
-        code = start_gpu(run, devices, sizes->max_rows, e);
+        code = start_gpu(run, devices, plan, e);
     const struct engine_forward_tiers tiers = {.experts = run->experts,
                                                .islands = run->gpu ? &run->islands : NULL,
                                                .hybrid = run->gpu ? &run->hybrid : NULL};

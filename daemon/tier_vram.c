@@ -6,7 +6,8 @@
 #include "expert_cache.h"
 
 enum {
-    TRANSIT_BYTES = 32 << 20, /* of each half of the transit area, unless an expert is larger */
+    TRANSIT_MOST = 128 << 20, /* bytes of each half of the transit area, or */
+    TRANSIT_PART = 96,        /* such a part of the budget, unless an expert is larger */
     ALIGN = 256,              /* of whatever the device arranges */
     TIMED_EVERY = 16,         /* copies */
     SLOT_BYTES = TIER_VRAM_SLICES * sizeof(uint64_t)
@@ -46,16 +47,20 @@ static uint64_t table_bytes(const struct model *m)
     return aligned((uint64_t)m->shape.n_expert * SLOT_BYTES, ALIGN);
 }
 
-static unsigned transit_of(const struct model *m)
+/* The link works for a prompt while layers whose experts are all there are computed, as long as what
+ * comes has room. */
+static unsigned transit_of(const struct model *m, uint64_t budget)
 {
-    const uint64_t n = TRANSIT_BYTES / largest(m);
+    const uint64_t part = budget / TRANSIT_PART;
+    const uint64_t n = (part < TRANSIT_MOST ? part : TRANSIT_MOST) / largest(m);
     return n < 1 ? 1 : n < TIER_VRAM_TRANSIT ? (unsigned)n : TIER_VRAM_TRANSIT;
 }
 
-uint64_t tier_vram_fixed_bytes(const struct model *m)
+uint64_t tier_vram_fixed_bytes(const struct model *m, uint64_t budget)
 {
-    /* both halves of the transit area and the staging, then the tables */
-    return (2 * transit_of(m) + 1) * largest(m) + m->shape.n_layer * table_bytes(m);
+    /* both halves of the transit area and of the staging, then the tables */
+    return 2 * (transit_of(m, budget) + K_BRING_MOST) * largest(m) +
+           m->shape.n_layer * table_bytes(m);
 }
 
 uint64_t tier_vram_least(const struct model *m)
@@ -108,36 +113,38 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
     const struct model *m = options->model;
     const struct k_ops *ops = k_ops(options->device);
     const uint64_t islands = options->islands_bytes;
+    const unsigned n_transit = transit_of(m, options->budget);
     *v = (struct tier_vram){.ops = ops,
                             .model = m,
                             .stream = options->stream,
                             .islands_bytes = islands,
                             .transit = islands,
                             .transit_bytes = largest(m),
-                            .n_transit = transit_of(m),
-                            .staging = islands + 2 * transit_of(m) * largest(m)};
+                            .n_transit = n_transit,
+                            .staging = islands + 2 * n_transit * largest(m)};
     v->layers = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->layers));
     v->island_bytes = alloc_zero(ALLOC_WORK, m->shape.n_layer, sizeof(*v->island_bytes));
     enum err_code code = ERR_OK;
     if (v->layers == NULL || v->island_bytes == NULL)
         code = err_set(e, ERR_NOMEM, "no memory for %u layers", m->shape.n_layer);
     if (code == ERR_OK)
-        code = take_memory(v, options->device, islands + tier_vram_fixed_bytes(m), e);
-    if (code == ERR_OK)
-        code = ops->stream_new(options->device, &v->copies, e);
-    if (code == ERR_OK)
-        code = ops->event_new(options->device, &v->copied, e);
+        code =
+            take_memory(v, options->device, islands + tier_vram_fixed_bytes(m, options->budget), e);
     if (code == ERR_OK)
         code = ops->event_new(options->device, &v->from, e);
     if (code == ERR_OK)
         code = ops->event_new(options->device, &v->to, e);
     for (int i = 0; i < 2 && code == ERR_OK; i++) {
-        code = ops->event_new(options->device, &v->used[i], e);
+        code = ops->stream_new(options->device, &v->copies[i], e);
+        if (code == ERR_OK)
+            code = ops->event_new(options->device, &v->copied[i], e);
+        if (code == ERR_OK)
+            code = ops->event_new(options->device, &v->used[i], e);
         if (code == ERR_OK)
             code = ops->event_new(options->device, &v->ready[i], e);
     }
     if (code == ERR_OK)
-        place_tables(v, v->staging + v->transit_bytes);
+        place_tables(v, v->staging + 2 * K_BRING_MOST * v->transit_bytes);
     else
         tier_vram_done(v);
     return code;
@@ -145,10 +152,11 @@ enum err_code tier_vram_start(struct tier_vram *v, const struct tier_vram_option
 
 void tier_vram_done(struct tier_vram *v)
 {
-    if (v->copies != NULL)
-        v->ops->stream_free(v->copies);
-    struct k_event *const events[] = {v->copied,   v->used[0], v->used[1], v->ready[0],
-                                      v->ready[1], v->from,    v->to};
+    for (int i = 0; i < 2; i++)
+        if (v->copies[i] != NULL)
+            v->ops->stream_free(v->copies[i]);
+    struct k_event *const events[] = {v->copied[0], v->copied[1], v->used[0], v->used[1],
+                                      v->ready[0],  v->ready[1],  v->from,    v->to};
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i] != NULL)
             v->ops->event_free(events[i]);
@@ -174,14 +182,16 @@ enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct e
     return code;
 }
 
-/* Every few are timed. Before a copy or several that are begun together: */
+/* Every few are timed, if they have the link for themselves. Before a copy or several that are begun
+ * together, on the stream that is v->last: */
 static bool timed(struct tier_vram *v, uint32_t n)
 {
     v->untimed += n;
-    if (v->untimed < TIMED_EVERY || v->timed_bytes > 0)
+    if (v->untimed < TIMED_EVERY || v->timed_bytes > 0 || !v->ops->event_passed(v->copied[0]) ||
+        !v->ops->event_passed(v->copied[1]))
         return false;
     v->untimed = 0;
-    v->ops->event_record(v->from, v->copies);
+    v->ops->event_record(v->from, v->copies[v->last]);
     return true;
 }
 
@@ -191,15 +201,24 @@ static void begin(struct tier_vram *v)
     struct k_bring *a = &v->together;
     if (a->n == 0)
         return;
+    struct k_event *const before = v->copied[v->last];
+    v->last ^= 1;
+    struct k_stream *s = v->copies[v->last];
+    if (v->loose[0] || v->loose[1]) { /* their places and slots may be those of these */
+        v->ops->event_after(before, s);
+        v->loose[0] = v->loose[1] = false;
+    }
     const bool is_timed = timed(v, a->n);
-    const enum err_code code = v->ops->bring(a, v->copies);
+    a->staging = (struct k_span){v->memory, v->staging + v->last * K_BRING_MOST * v->transit_bytes};
+    const enum err_code code = v->ops->bring(a, s);
     assert(code == ERR_OK || code == ERR_DEVICE); /* a wait tells of the latter */
     (void)code;
-    v->ops->event_record(v->copied, v->copies);
     if (is_timed) {
-        v->ops->event_record(v->to, v->copies);
+        v->ops->event_record(v->to, s);
         v->timed_bytes = a->n * tier_vram_island_bytes(v->model, v->together_layer);
     }
+    v->ops->event_after(before, s);
+    v->ops->event_record(v->copied[v->last], s);
     a->n = 0;
 }
 
@@ -211,14 +230,15 @@ static void copy_slice(struct tier_vram *v, const struct k_arrange *a, const uin
     const bool arranges = v->ops->arrange != NULL;
     const struct k_span to = arranges ? a->from : a->to;
     if (pinned)
-        v->ops->fetch(v->copies, to, from, bytes);
+        v->ops->fetch(v->copies[0], to, from, bytes);
     else
-        v->ops->upload(v->copies, to, from, bytes);
-    const enum err_code code = arranges ? v->ops->arrange(a, v->copies) : ERR_OK;
+        v->ops->upload(v->copies[0], to, from, bytes);
+    const enum err_code code = arranges ? v->ops->arrange(a, v->copies[0]) : ERR_OK;
     assert(code == ERR_OK || code == ERR_DEVICE);
     (void)code;
 }
 
+/* Always on the first stream. */
 static void copy_slices(struct tier_vram *v, uint32_t layer, const struct k_bring_expert *x,
                         bool pinned)
 {
@@ -234,13 +254,13 @@ static void copy_slices(struct tier_vram *v, uint32_t layer, const struct k_brin
                                        .n_out = (uint32_t)t->dims[1]},
                    x->from[i], pinned);
     }
-    v->ops->upload(v->copies,
+    v->ops->upload(v->copies[0],
                    (struct k_span){table.buffer, table.offset + x->expert * (uint64_t)SLOT_BYTES},
                    x->to, SLOT_BYTES);
-    v->ops->event_record(v->copied, v->copies);
+    v->ops->event_record(v->copied[0], v->copies[0]);
     if (!is_timed)
         return;
-    v->ops->event_record(v->to, v->copies);
+    v->ops->event_record(v->to, v->copies[0]);
     v->timed_bytes = tier_vram_island_bytes(v->model, layer);
 }
 
@@ -280,24 +300,29 @@ void tier_vram_await(struct tier_vram *v)
 {
     begin(v);
     if (v->done < v->begun)
-        v->ops->event_after(v->copied, v->stream);
+        v->ops->event_after(v->copied[v->last], v->stream);
 }
 
 bool tier_vram_settle(struct tier_vram *v)
 {
     begin(v);
-    if (v->done < v->begun && v->ops->event_passed(v->copied))
+    if (v->done < v->begun && v->ops->event_passed(v->copied[v->last]))
         v->done = v->begun;
     return v->done == v->begun;
 }
 
 enum err_code tier_vram_wait(struct tier_vram *v)
 {
+    enum err_code code = ERR_OK;
     begin(v);
-    v->ops->event_record(v->copied, v->copies); /* with an error, if there is one */
-    const enum err_code code = v->ops->wait(v->copies);
-    if (code != ERR_OK)
-        v->ops->event_after(v->copied, v->stream); /* computes nothing with what did not come */
+    for (int i = 0; i < 2; i++) {
+        v->ops->event_record(v->copied[i], v->copies[i]); /* with an error, if there is one */
+        const enum err_code waited = v->ops->wait(v->copies[i]);
+        if (waited == ERR_OK)
+            continue;
+        code = waited;
+        v->ops->event_after(v->copied[i], v->stream); /* computes nothing with what did not come */
+    }
     v->done = v->begun;
     return code;
 }
@@ -310,18 +335,21 @@ uint64_t tier_vram_transit_place(const struct tier_vram *v, unsigned half, unsig
 void tier_vram_transit_begin(struct tier_vram *v, unsigned half)
 {
     begin(v);
-    v->ops->event_after(v->used[half], v->copies);
+    for (int i = 0; i < 2; i++)
+        v->ops->event_after(v->used[half], v->copies[i]);
 }
 
 void tier_vram_transit_ready(struct tier_vram *v, unsigned half)
 {
     begin(v);
-    v->ops->event_record(v->ready[half], v->copies);
+    v->ops->event_record(v->ready[half], v->copies[v->last]);
+    v->loose[half] = true;
 }
 
 void tier_vram_transit_await(struct tier_vram *v, unsigned half)
 {
     v->ops->event_after(v->ready[half], v->stream);
+    v->loose[half] = false;
 }
 
 void tier_vram_transit_used(struct tier_vram *v, unsigned half)

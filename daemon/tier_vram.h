@@ -2,10 +2,11 @@
  * transit area for experts that are copied for one use only, and the tables through which the
  * kernels find them. What lies where is expert_cache's and engine_islands' affair: this copies.
  *
- * Copies run on a stream of their own, one after the other. Those of registered memory begin some
- * at a time, in one operation of the device (k_ops.bring); others come over the link into the
- * staging area, are arranged into their place, then the table. The stream that computes waits for
- * them only where tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine
+ * Copies run on streams of their own. Those of registered memory begin some at a time, in one
+ * operation of the device (k_ops.bring), on two streams in turn: while what one of them got is
+ * arranged, the link works for the other. Others come over the link into the staging area, are
+ * arranged into their place, then the table. The stream that computes waits for them only where
+ * tier_vram_await says so. Nothing is allocated after tier_vram_start. The engine
  * thread's. */
 #ifndef ISLET_TIER_VRAM_H
 #define ISLET_TIER_VRAM_H
@@ -13,7 +14,7 @@
 #include "model.h"
 
 enum {
-    TIER_VRAM_TRANSIT = K_BRING_MOST, /* experts of each half of the transit area at most */
+    TIER_VRAM_TRANSIT = 48, /* experts of each half of the transit area at most */
     TIER_VRAM_SLICES = TIER_SSD_PARTS
 };
 
@@ -22,21 +23,24 @@ struct tier_vram_options {
     struct k_stream *stream;   /* the one that computes; borrowed */
     const struct model *model; /* borrowed */
     uint64_t islands_bytes;    /* a multiple of EXPERT_CACHE_ALIGN; 0: transit only */
+    uint64_t budget;           /* of the device's memory, as for tier_vram_fixed_bytes */
 };
 
 struct tier_vram {
     const struct k_ops *ops;
     const struct model *model;
-    struct k_stream *stream, *copies;
+    struct k_stream *stream, *copies[2];
     struct k_buffer *memory;                                 /* islands, transit, staging, tables */
     uint64_t islands_bytes, transit, transit_bytes, staging; /* transit_bytes: of an expert there */
     uint32_t chunks, chunks_held; /* of K_CHUNK_BYTES, wholly islands; those that have memory */
-    unsigned n_transit; /* experts of each half of the transit area, which is a few MiB if it can */
-    uint64_t *island_bytes;    /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
-    struct k_experts *layers;  /* [n_layer] where the GPU finds its experts */
-    struct k_event *copied;    /* after the last copy begun */
+    unsigned n_transit;           /* experts of each half of the transit area */
+    uint64_t *island_bytes;       /* [n_layer] of an expert, multiples of EXPERT_CACHE_ALIGN */
+    struct k_experts *layers;     /* [n_layer] where the GPU finds its experts */
+    struct k_event *copied[2]; /* after the last copy begun on each, and whatever began before it */
+    unsigned last;             /* the one that began last */
     struct k_event *ready[2];  /* after the last copy to a half of the transit area, */
     struct k_event *used[2];   /* and after its last use */
+    bool loose[2];             /* nothing was to wait for the last copies to a half yet */
     uint64_t begun, done;      /* copies */
     struct k_bring together;   /* copies that wait to begin with others of their layer; */
     uint32_t together_layer;   /* waiting for them begins them, and so does looking after them */
@@ -47,8 +51,8 @@ struct tier_vram {
 
 /* Of one expert of the layer as an island. */
 uint64_t tier_vram_island_bytes(const struct model *m, uint32_t layer);
-/* Bytes of the device beside the islands. */
-uint64_t tier_vram_fixed_bytes(const struct model *m);
+/* Bytes of the device beside the islands, where `budget` is all that it gives. */
+uint64_t tier_vram_fixed_bytes(const struct model *m, uint64_t budget);
 /* The least islands_bytes: the model's dense weights are staged there while it loads. */
 uint64_t tier_vram_least(const struct model *m);
 /* ERR_NOMEM, ERR_DEVICE. End with tier_vram_done; `v` stays where it is until then. */

@@ -282,8 +282,9 @@ struct k_arrange {
 
 /* Copies experts of a layer, gate, up and down each in the file's order, from registered or pinned
  * memory of the host to their places in the layer's arena, arranged, and enters these in its slots:
- * as fetch, arrange and upload would. The host's memory holds still until the stream got there.
- * What computes with the experts is in another stream and waits for an event after this. */
+ * as fetch, arrange and upload would, on the way in `staging`, which is the caller's again when the
+ * stream got there. The host's memory holds still until then. What computes with the experts is in
+ * another stream and waits for an event after this. */
 enum {
     K_BRING_MOST = 8, /* experts at once */
     K_BRING_SLICES = 3
@@ -297,6 +298,17 @@ struct k_bring {
     struct k_experts layer;
     uint32_t n;
     struct k_bring_expert experts[K_BRING_MOST];
+    struct k_span staging; /* aligned to 256 bytes: n times the slices, each rounded up to that */
+};
+
+/* Copies rows[0..n) of `from` to the same rows of `to`: as fetches would, by one operation. `from` is
+ * aligned to 128 bytes, `bytes` a multiple of 16; both lists lie in registered memory and hold still
+ * until the stream got there. */
+struct k_fetch_rows {
+    struct k_span to;
+    const void *from;
+    const uint32_t *rows;
+    uint32_t n, bytes; /* bytes: of a row */
 };
 
 /* Sets a row's fault if any of its n values is not finite (A20). */
@@ -400,6 +412,8 @@ struct k_ops {
     enum err_code (*arrange)(const struct k_arrange *a,
                              struct k_stream *s);                        /* NULL: file's order */
     enum err_code (*bring)(const struct k_bring *a, struct k_stream *s); /* NULL: step by step */
+    enum err_code (*fetch_rows)(const struct k_fetch_rows *a,
+                                struct k_stream *s); /* NULL: so too */
     /* Several operations as one, with their bits, for a device where each costs a launch. NULL: one
      * after the other. attend: attention, then quantise of y, whose f32 is a's y. route: enter,
      * matmul of its act by one matrix, router of the logits, grouping of the ids; of one stream at

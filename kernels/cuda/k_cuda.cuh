@@ -216,6 +216,7 @@ enum err_code k_cuda_check(const struct k_check *a, struct k_stream *s);
 enum err_code k_cuda_pick(const struct k_pick *a, struct k_stream *s);
 enum err_code k_cuda_arrange(const struct k_arrange *a, struct k_stream *s);
 enum err_code k_cuda_bring(const struct k_bring *a, struct k_stream *s);
+enum err_code k_cuda_fetch_rows(const struct k_fetch_rows *a, struct k_stream *s);
 enum err_code k_cuda_enter(const struct k_enter *a, struct k_stream *s);
 enum err_code k_cuda_heads(const struct k_heads *a, struct k_stream *s);
 enum err_code k_cuda_attend(const struct k_attention *a, const struct k_act *y, struct k_stream *s);

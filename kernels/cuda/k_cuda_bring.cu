@@ -1,196 +1,160 @@
-/* Experts out of the host's memory into the order of k_cuda_tile.h. The kernel itself reads over
- * the link: one launch for many experts, where copies would take calls for each slice of each.
- * Blocks are few, so that computing goes on beside them; a block has the next piece under way while
- * it arranges one. */
+/* What comes out of the host's memory. Experts: by the copy engine, which disturbs what is computed
+ * least and uses the link best (a kernel that reads over the link reaches half its rate where its
+ * lines are not aligned, and what else runs then waits for them), then one kernel that arranges them
+ * all. Rows of results, which are short and many: by a kernel that reads them, whole lines and few
+ * under way at a time. */
 #include "k_cuda.cuh"
 #include "k_cuda_tile.h"
 
 enum {
-    THREADS = 512,
-    BLOCKS = 32,       /* 18 KiB each under way is eight times what the link's latency asks for */
-    PIECE = 20 * 1024, /* bytes of shared memory, twice */
-    WIDE = 16,         /* bytes of one read */
-    OUTPUTS = K_CUDA_TILE_OUTPUTS
+    THREADS = 128,
+    ROW_THREADS = 256,
+    ROW_BLOCKS = 32,
+    SLICES = K_BRING_SLICES,
+    OUTPUTS = K_CUDA_TILE_OUTPUTS,
+    STAGED = 256 /* alignment of slices in the staging area */
 };
 
-/* How a slice is cut: a piece is some tiles of a stripe, all of them if they fit. */
 struct bring_part {
-    uint64_t row_bytes;
-    uint32_t row_tiles, tiles;   /* of a stripe, of a piece */
-    uint32_t stripe_pieces, end; /* end: pieces of an expert up to the end of this slice */
-    uint32_t rows, pitch;        /* as a piece is read: rows, and from one output to the next */
     enum k_format format;
+    uint64_t row_bytes;
+    uint32_t row_tiles, end; /* tiles of a stripe; of an expert up to the end of this slice */
 };
 
 struct bring_args {
-    struct bring_part parts[K_BRING_SLICES];
-    struct k_bring_expert experts[K_BRING_MOST];
+    struct bring_part parts[SLICES];
+    struct k_bring_expert experts[K_BRING_MOST]; /* from: in the staging area */
     uint8_t *arena;
     uint64_t *slots;
-    uint32_t n, pieces; /* pieces of an expert */
+    uint32_t n, tiles; /* tiles of an expert */
 };
-
-struct bring_piece {
-    const uint8_t *from;
-    uint8_t *to;
-    uint32_t part, tiles;
-};
-
-static __device__ __forceinline__ struct bring_piece find_piece(const struct bring_args &a,
-                                                                uint32_t i)
-{
-    const struct k_bring_expert &x = a.experts[i / a.pieces];
-    const uint32_t k = i % a.pieces;
-    const uint32_t part = k < a.parts[0].end ? 0 : k < a.parts[1].end ? 1 : 2;
-    const struct bring_part &p = a.parts[part];
-    const uint32_t at = k - (part == 0 ? 0 : a.parts[part - 1].end);
-    const uint32_t s = at / p.stripe_pieces, b = at % p.stripe_pieces * p.tiles;
-    const uint32_t bytes = k_cuda_tile_bytes(p.format);
-    const uint32_t left = p.row_tiles - b;
-    struct bring_piece ret;
-    ret.from = x.from[part] + (uint64_t)s * OUTPUTS * p.row_bytes + b * (bytes / OUTPUTS);
-    ret.to = a.arena + x.to[part] + ((uint64_t)s * p.row_tiles + b) * bytes;
-    ret.part = part;
-    ret.tiles = left < p.tiles ? left : p.tiles;
-    return ret;
-}
-
-/* Wide reads of whole lines, which may begin and end a little outside of the piece, but in no 16
- * bytes without some of it. In shared memory every row lies as far from a multiple of 16 as it does
- * in the host's. */
-static __device__ __forceinline__ void read_piece(const struct bring_args &a, uint32_t i,
-                                                  uint8_t *buffer)
-{
-    const struct bring_piece piece = find_piece(a, i);
-    const struct bring_part &p = a.parts[piece.part];
-    const uint32_t row = piece.tiles * (k_cuda_tile_bytes(p.format) / OUTPUTS);
-    const uint32_t bytes = p.rows == 1 ? row * OUTPUTS : row;
-    const uint32_t most = bytes / WIDE + 2; /* reads of a row */
-    const uint32_t shift = (uint32_t)((uintptr_t)piece.from % WIDE);
-    for (uint32_t k = threadIdx.x; k < p.rows * most; k += THREADS) {
-        const uint32_t r = k / most, first = shift + r * p.pitch;
-        const uint8_t *begin = piece.from + r * p.row_bytes;
-        const uint8_t *from = begin - first % WIDE + k % most * WIDE;
-        if (from >= begin + bytes)
-            continue;
-        const uint32_t to =
-            (uint32_t)__cvta_generic_to_shared(buffer + first / WIDE * WIDE + k % most * WIDE);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    }
-}
 
 template <enum k_format F>
-static __device__ __forceinline__ void arrange_piece(const struct bring_piece &piece,
-                                                     const uint8_t *row0, uint32_t pitch)
+static __device__ __forceinline__ void arrange_tile(const struct bring_part &p, const uint8_t *from,
+                                                    uint8_t *to, uint32_t i)
 {
-    const uint32_t bytes = k_cuda_tile_bytes(F), words = bytes / 4;
-    uint32_t *to = (uint32_t *)(void *)piece.to;
-    for (uint32_t w = threadIdx.x; w < piece.tiles * words; w += THREADS)
-        to[w] = k_cuda_tile_word(F, row0 + w / words * (bytes / OUTPUTS), pitch, w % words);
+    const uint32_t bytes = k_cuda_tile_bytes(F), s = i / p.row_tiles, b = i % p.row_tiles;
+    const uint8_t *row0 = from + (uint64_t)s * OUTPUTS * p.row_bytes + b * (bytes / OUTPUTS);
+    uint32_t *tile = (uint32_t *)(void *)(to + (uint64_t)i * bytes);
+    for (uint32_t w = threadIdx.x; w < bytes / 4; w += THREADS)
+        tile[w] = k_cuda_tile_word(F, row0, p.row_bytes, w);
 }
 
-static __device__ __forceinline__ void write_piece(const struct bring_args &a, uint32_t i,
-                                                   const uint8_t *buffer)
+static __global__ void __launch_bounds__(THREADS) bring(const __grid_constant__ struct bring_args a)
 {
-    const struct bring_piece piece = find_piece(a, i);
-    const struct bring_part &p = a.parts[piece.part];
-    const uint8_t *row0 = buffer + (uintptr_t)piece.from % WIDE;
+    const uint32_t t = threadIdx.x;
+    if (blockIdx.x == 0 && t < a.n * SLICES) {
+        const struct k_bring_expert &x = a.experts[t / SLICES];
+        a.slots[x.expert * SLICES + t % SLICES] = x.to[t % SLICES];
+    }
+    if (a.tiles == 0)
+        return;
+    const struct k_bring_expert &x = a.experts[blockIdx.x / a.tiles];
+    const uint32_t k = blockIdx.x % a.tiles;
+    const uint32_t part = k < a.parts[0].end ? 0 : k < a.parts[1].end ? 1 : 2;
+    const struct bring_part &p = a.parts[part];
+    const uint32_t i = k - (part == 0 ? 0 : a.parts[part - 1].end);
+    const uint8_t *from = x.from[part];
+    uint8_t *to = a.arena + x.to[part];
     switch (p.format) {
     case K_Q8_0:
-        arrange_piece<K_Q8_0>(piece, row0, p.pitch);
+        arrange_tile<K_Q8_0>(p, from, to, i);
         break;
     case K_Q4_0:
-        arrange_piece<K_Q4_0>(piece, row0, p.pitch);
+        arrange_tile<K_Q4_0>(p, from, to, i);
         break;
     case K_Q4_K:
-        arrange_piece<K_Q4_K>(piece, row0, p.pitch);
+        arrange_tile<K_Q4_K>(p, from, to, i);
         break;
     case K_Q5_K:
-        arrange_piece<K_Q5_K>(piece, row0, p.pitch);
+        arrange_tile<K_Q5_K>(p, from, to, i);
         break;
     case K_Q6_K:
-        arrange_piece<K_Q6_K>(piece, row0, p.pitch);
+        arrange_tile<K_Q6_K>(p, from, to, i);
         break;
     default:
         break;
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) bring(const __grid_constant__ struct bring_args a)
-{
-    __shared__ __align__(WIDE) uint8_t buffers[2][PIECE];
-    const uint32_t n = a.n * a.pieces, t = threadIdx.x;
-    if (blockIdx.x == 0 && t < a.n * K_BRING_SLICES) {
-        const struct k_bring_expert &x = a.experts[t / K_BRING_SLICES];
-        a.slots[x.expert * K_BRING_SLICES + t % K_BRING_SLICES] = x.to[t % K_BRING_SLICES];
-    }
-    if (blockIdx.x < n)
-        read_piece(a, blockIdx.x, buffers[0]);
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    for (uint32_t i = blockIdx.x, b = 0; i < n; i += gridDim.x, b ^= 1) {
-        if (i + gridDim.x < n)
-            read_piece(a, i + gridDim.x, buffers[b ^ 1]);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        __syncthreads();
-        write_piece(a, i, buffers[b]);
-        __syncthreads();
-    }
-}
+struct bring_copies {
+    const void *to[K_BRING_MOST * SLICES], *from[K_BRING_MOST * SLICES];
+    size_t bytes[K_BRING_MOST * SLICES];
+    size_t n;
+};
 
-/* A matrix that is not arranged has no pieces. */
-static struct bring_part cut(enum k_format format, uint32_t n_out, uint32_t n_in, uint32_t before)
+/* One call where the CUDA library has it: each costs the host some microseconds. */
+static void copy(struct bring_copies *c, struct k_stream *s)
 {
-    struct bring_part p = {};
-    p.format = format;
-    p.row_bytes = k_format_bytes(format, 1, n_in);
-    p.end = before;
-    if (!k_cuda_tile_arranged(format, n_out, n_in))
-        return p;
-    const uint32_t tile_row = k_cuda_tile_bytes(format) / OUTPUTS;
-    p.row_tiles = p.tiles = n_in / K_CUDA_TILE_INPUTS;
-    p.rows = 1; /* a stripe is one piece of the file: whole lines come over the link */
-    p.pitch = (uint32_t)p.row_bytes;
-    if (p.row_bytes * OUTPUTS > PIECE - 2 * WIDE) {
-        /* rows lie apart, so that what is read beyond one's ends is no other's place */
-        p.tiles = ((PIECE - 2 * WIDE) / OUTPUTS - 4 * WIDE) / tile_row;
-        p.rows = OUTPUTS;
-        p.pitch = (p.tiles * tile_row + 3 * WIDE - 1) / WIDE * WIDE + p.row_bytes % WIDE;
-    }
-    p.stripe_pieces = (p.row_tiles + p.tiles - 1) / p.tiles;
-    p.end += n_out / OUTPUTS * p.stripe_pieces;
-    return p;
-}
-
-/* Slices that are not arranged come by copies. */
-static void copy_slices(const struct k_bring *a, int slice, uint64_t bytes, struct k_stream *s)
-{
-    for (uint32_t i = 0; i < a->n; i++)
-        (void)K_CUDA_CALL(k_cuda_of(s->device), s,
-                          cudaMemcpyAsync(a->layer.arena->data + a->experts[i].to[slice],
-                                          a->experts[i].from[slice], bytes, cudaMemcpyHostToDevice,
-                                          s->stream));
+    struct k_cuda *cuda = k_cuda_of(s->device);
+#if CUDART_VERSION >= 13000
+    cudaMemcpyAttributes how = {};
+    how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t first = 0;
+    (void)K_CUDA_CALL(
+        cuda, s, cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &how, &first, 1, s->stream));
+#else
+    for (size_t i = 0; i < c->n; i++)
+        (void)K_CUDA_CALL(cuda, s,
+                          cudaMemcpyAsync((void *)(uintptr_t)c->to[i], c->from[i], c->bytes[i],
+                                          cudaMemcpyHostToDevice, s->stream));
+#endif
 }
 
 extern "C" enum err_code k_cuda_bring(const struct k_bring *a, struct k_stream *s)
 {
     const struct k_experts *l = &a->layer;
-    const enum k_format formats[K_BRING_SLICES] = {l->gate, l->up, l->down};
+    const enum k_format formats[SLICES] = {l->gate, l->up, l->down};
+    uint8_t *staging = (uint8_t *)k_cuda_at(a->staging);
     struct bring_args args = {};
-    for (int i = 0; i < K_BRING_SLICES; i++) {
-        const uint32_t n_out = i < 2 ? l->n_ff : l->n_embd, n_in = i < 2 ? l->n_embd : l->n_ff;
-        args.parts[i] = cut(formats[i], n_out, n_in, args.pieces);
-        if (args.parts[i].end == args.pieces)
-            copy_slices(a, i, k_format_bytes(formats[i], n_out, n_in), s);
-        args.pieces = args.parts[i].end;
-    }
+    struct bring_copies copies = {};
     for (uint32_t i = 0; i < a->n; i++)
         args.experts[i] = a->experts[i];
+    for (int k = 0; k < SLICES; k++) {
+        const uint32_t n_out = k < 2 ? l->n_ff : l->n_embd, n_in = k < 2 ? l->n_embd : l->n_ff;
+        const bool arranged = k_cuda_tile_arranged(formats[k], n_out, n_in);
+        const size_t bytes = k_format_bytes(formats[k], n_out, n_in);
+        struct bring_part *p = &args.parts[k];
+        p->format = formats[k];
+        p->row_bytes = k_format_bytes(formats[k], 1, n_in);
+        p->row_tiles = n_in / K_CUDA_TILE_INPUTS;
+        args.tiles += arranged ? n_out / OUTPUTS * p->row_tiles : 0;
+        p->end = args.tiles;
+        for (uint32_t i = 0; i < a->n; i++) {
+            const struct k_bring_expert *x = &a->experts[i];
+            uint8_t *to = arranged ? staging : l->arena->data + x->to[k];
+            args.experts[i].from[k] = to;
+            copies.to[copies.n] = to;
+            copies.from[copies.n] = x->from[k];
+            copies.bytes[copies.n++] = bytes;
+            staging += (bytes + STAGED - 1) / STAGED * STAGED;
+        }
+    }
     args.arena = l->arena->data;
     args.slots = (uint64_t *)k_cuda_at(l->slots);
     args.n = a->n;
-    const uint32_t n = args.n * args.pieces;
-    const uint32_t most = BLOCKS, some = n < most ? n : most;
-    K_CUDA_LAUNCH(s, bring, dim3(n == 0 ? 1 : some), THREADS, 0, args);
+    copy(&copies, s);
+    const uint32_t blocks = args.n * args.tiles;
+    K_CUDA_LAUNCH(s, bring, dim3(blocks == 0 ? 1 : blocks), THREADS, 0, args);
+    return ERR_OK;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    fetch_rows(uint8_t *to, const uint8_t *from, const uint32_t *rows, uint32_t n, uint32_t bytes)
+{
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x) {
+        const uint64_t at = (uint64_t)rows[i] * bytes;
+        for (uint32_t k = threadIdx.x * 16; k < bytes; k += ROW_THREADS * 16)
+            *(uint4 *)(void *)(to + at + k) = *(const uint4 *)(const void *)(from + at + k);
+    }
+}
+
+extern "C" enum err_code k_cuda_fetch_rows(const struct k_fetch_rows *a, struct k_stream *s)
+{
+    const uint32_t most = ROW_BLOCKS;
+    if (a->n > 0)
+        K_CUDA_LAUNCH(s, fetch_rows, dim3(a->n < most ? a->n : most), ROW_THREADS, 0,
+                      (uint8_t *)k_cuda_at(a->to), (const uint8_t *)a->from, a->rows, a->n,
+                      a->bytes);
     return ERR_OK;
 }

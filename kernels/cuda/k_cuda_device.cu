@@ -278,6 +278,7 @@ static void fill(struct k_ops *ret)
     ret->check = k_cuda_check;
     ret->arrange = k_cuda_arrange;
     ret->bring = k_cuda_bring;
+    ret->fetch_rows = k_cuda_fetch_rows;
     ret->enter = k_cuda_enter;
     ret->heads = k_cuda_heads;
     ret->attend = k_cuda_attend;

@@ -149,7 +149,16 @@ K_CUDA_TILE_INLINE int k_cuda_tile_file_weight(enum k_format format, const uint8
 /* Two bytes of the file as they lie there; blocks have no alignment beyond 2. */
 K_CUDA_TILE_INLINE uint32_t k_cuda_tile_file_half(const uint8_t *p)
 {
+#if defined(__CUDA_ARCH__)
+    return *(const uint16_t *)(const void *)p;
+#else
     return (uint32_t)p[0] | (uint32_t)p[1] << 8;
+#endif
+}
+
+K_CUDA_TILE_INLINE uint32_t k_cuda_tile_file_word(const uint8_t *p)
+{
+    return k_cuda_tile_file_half(p) | k_cuda_tile_file_half(p + 2) << 16;
 }
 
 /* Six-bit scale and min of sub-block j (0..7) of Q4_K and Q5_K: k_format_scale_min. */
@@ -167,18 +176,34 @@ K_CUDA_TILE_INLINE void k_cuda_tile_scale_min(const uint8_t *scales, uint32_t j,
 
 /* ---- packing: word w (4 bytes at 4 * w) of a tile -------------------------------------------- */
 
-/* R[j][a] of lane l, a byte per weight. row0: blocks of the tile's first output; row_bytes: from
- * one output's to the next's. */
+/* R[j][a] of lane l, a byte per weight, of Q6_K its lower six bits: four weights at once, whose
+ * bytes are neighbours in the file too. row0: blocks of the tile's first output; row_bytes: from one
+ * output's to the next's. */
 K_CUDA_TILE_INLINE uint32_t k_cuda_tile_pack_operand(enum k_format format, const uint8_t *row0,
                                                      uint64_t row_bytes, uint32_t l, uint32_t j,
                                                      uint32_t a)
 {
     const uint8_t *block = row0 + (l / 4 + 8 * (a & 1)) * row_bytes;
-    const uint32_t input = 32 * j + 16 * (a >> 1) + 4 * (l % 4);
-    uint32_t word = 0;
-    for (uint32_t e = 0; e < 4; e++)
-        word |= ((uint32_t)k_cuda_tile_file_weight(format, block, input + e) & 255u) << (8 * e);
-    return word;
+    const uint32_t half = a >> 1, in32 = 16 * half + 4 * (l % 4); /* first input of the 32 */
+    uint32_t low, high;
+    switch (format) {
+    case K_Q8_0:
+        return k_cuda_tile_file_word(block + 34 * j + 2 + in32);
+    case K_Q4_0:
+        return k_cuda_tile_file_word(block + 18 * j + 2 + in32 % 16) >> (4 * half) & 0x0f0f0f0fu;
+    case K_Q4_K:
+        return k_cuda_tile_file_word(block + 16 + j / 2 * 32 + in32) >> (j % 2 * 4) & 0x0f0f0f0fu;
+    case K_Q5_K:
+        low = k_cuda_tile_file_word(block + 48 + j / 2 * 32 + in32) >> (j % 2 * 4);
+        high = k_cuda_tile_file_word(block + 16 + in32) >> j;
+        return (low & 0x0f0f0f0fu) | (high & 0x01010101u) << 4;
+    case K_Q6_K:
+        low = k_cuda_tile_file_word(block + j / 4 * 64 + j % 2 * 32 + in32) >> (j / 2 % 2 * 4);
+        high = k_cuda_tile_file_word(block + 128 + j / 4 * 32 + in32) >> (j % 4 * 2);
+        return ((low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4) ^ 0x20202020u;
+    default:
+        return 0;
+    }
 }
 
 /* Word a of lane l in load c of Q6_K. */
@@ -213,8 +238,7 @@ K_CUDA_TILE_INLINE uint32_t k_cuda_tile_pack_head(enum k_format format, const ui
         return k_cuda_tile_file_half(block + 2 * in_row * bytes) |
                k_cuda_tile_file_half(block + (2 * in_row + 1) * bytes) << 16;
     }
-    block += (format == K_Q6_K ? 192 : 0) + 4 * in_row;
-    return k_cuda_tile_file_half(block) | k_cuda_tile_file_half(block + 2) << 16;
+    return k_cuda_tile_file_word(block + (format == K_Q6_K ? 192 : 0) + 4 * in_row);
 }
 
 /* Word w of the tile whose first output's blocks are at row0, outputs row_bytes apart. */

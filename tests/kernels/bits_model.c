@@ -311,7 +311,8 @@ static void bring_all(struct pile *p, const struct expert_case *c, const struct 
     if (ops->host_register(p->side->device, memory, c->arena_bytes + 16, &e) != ERR_OK)
         exit(1);
     memcpy(memory + shift, c->arena, c->arena_bytes);
-    struct k_bring a = {.layer = *to};
+    /* the slices and what separates them are more than their rounded bytes */
+    struct k_bring a = {.layer = *to, .staging = put(p, NULL, c->arena_bytes)};
     for (uint32_t i = c->n_expert; i-- > 0;) {
         struct k_bring_expert *x = &a.experts[a.n++];
         x->expert = i;

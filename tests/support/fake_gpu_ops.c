@@ -111,19 +111,34 @@ static void fetch(struct k_stream *stream, struct k_span to, const void *from, s
     (void)fake_gpu_stream_pushed(stream);
 }
 
-/* The stand-in arranges in place. */
+static enum err_code fetch_rows(const struct k_fetch_rows *a, struct k_stream *stream)
+{
+    for (uint32_t i = 0; i < a->n; i++) {
+        const uint64_t at = a->rows[i] * (uint64_t)a->bytes;
+        fetch(stream, (struct k_span){a->to.buffer, a->to.offset + at},
+              (const uint8_t *)a->from + at, a->bytes);
+    }
+    return ERR_OK;
+}
+
 static enum err_code bring(const struct k_bring *a, struct k_stream *stream)
 {
     const struct k_experts *l = &a->layer;
     const enum k_format formats[K_BRING_SLICES] = {l->gate, l->up, l->down};
+    uint64_t at = a->staging.offset;
     enum err_code code = ERR_OK;
     for (uint32_t i = 0; i < a->n * K_BRING_SLICES && code == ERR_OK; i++) {
         const struct k_bring_expert *x = &a->experts[i / K_BRING_SLICES];
         const uint32_t k = i % K_BRING_SLICES;
-        const struct k_span to = {l->arena, x->to[k]};
-        const struct k_arrange how = {to, to, formats[k], k < 2 ? l->n_ff : l->n_embd,
+        const struct k_span from = {a->staging.buffer, at};
+        const struct k_arrange how = {from,
+                                      {l->arena, x->to[k]},
+                                      formats[k],
+                                      k < 2 ? l->n_ff : l->n_embd,
                                       k < 2 ? l->n_embd : l->n_ff};
-        fetch(stream, to, x->from[k], k_format_bytes(how.format, how.n_out, how.n_in));
+        const uint64_t bytes = k_format_bytes(how.format, how.n_out, how.n_in);
+        at += (bytes + 255) / 256 * 256;
+        fetch(stream, from, x->from[k], bytes);
         code = arrange(&how, stream);
         if (k == 0)
             upload(stream,
@@ -181,4 +196,5 @@ void fake_gpu_ops_fill(const struct fake_gpu_options *options, struct k_ops *ops
     ops->fetch = fetch;
     ops->arrange = options->no_arrange ? NULL : arrange;
     ops->bring = options->no_bring ? NULL : bring;
+    ops->fetch_rows = options->no_bring ? NULL : fetch_rows;
 }

@@ -34,6 +34,7 @@ static enum err_code start_gpu(struct forward_rig *r, const struct forward_rig_g
                                  .stream = r->gpu_stream,
                                  .experts = r->experts,
                                  .islands_bytes = islands / EXPERT_CACHE_ALIGN * EXPERT_CACHE_ALIGN,
+                                 .budget = 768 * tier_vram_island_bytes(r->model, 0),
                                  .max_rows = max_rows},
                              e);
     return code != ERR_OK

@@ -176,6 +176,33 @@ static void test_engine_islands_all_fit_the_host_sees_no_layer(void **state)
     forward_rig_close(&s);
 }
 
+/* Layers are filled whole, and those that are lie between the others. */
+static void test_engine_islands_for_some_layers_are_spread(void **state)
+{
+    (void)state;
+    const struct fake_gpu_options o = {.eager = true};
+    bool some = false;
+    for (uint64_t islands = 0; islands <= 8 * MIB; islands += MIB) {
+        struct forward_rig s;
+        gpu_rig(&s, &o, 0, islands, &computes);
+        fill(&s);
+        const uint32_t n = s.model->shape.n_layer;
+        uint32_t full = 0, neighbours = 0, parts = 0;
+        for (uint32_t l = 0; l < n; l++) {
+            const bool is = engine_islands_full(&s.islands, l);
+            full += is;
+            neighbours += is && l > 0 && engine_islands_full(&s.islands, l - 1);
+            parts += !is && expert_cache_resident(s.islands.cache, l) > 0;
+        }
+        assert_in_range(parts, 0, 1);
+        if (2 * full <= n)
+            assert_int_equal(neighbours, 0);
+        some |= full > 1 && 2 * full <= n;
+        forward_rig_close(&s);
+    }
+    assert_true(some);
+}
+
 static void test_engine_islands_every_budget_gives_the_same_bits(void **state)
 {
     (void)state;
@@ -329,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_engine_islands_none_the_cpu_computes),
         cmocka_unit_test(test_engine_islands_copies_for_one_use),
         cmocka_unit_test(test_engine_islands_all_fit_the_host_sees_no_layer),
+        cmocka_unit_test(test_engine_islands_for_some_layers_are_spread),
         cmocka_unit_test(test_engine_islands_every_budget_gives_the_same_bits),
         cmocka_unit_test(test_engine_islands_copied_for_a_layer_stay_while_it_is_computed),
         cmocka_unit_test(test_engine_islands_chunks_come_and_go_between_steps),
