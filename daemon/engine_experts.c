@@ -509,6 +509,11 @@ uint32_t engine_experts_take(struct engine_experts *x)
     return x->n_selected;
 }
 
+bool engine_experts_at_hand(const struct engine_experts *x)
+{
+    return x->n_given < x->n_there;
+}
+
 void engine_experts_slices(const struct engine_experts *x, uint32_t layer, uint32_t expert,
                            const uint8_t *ret[TIER_SSD_PARTS])
 {

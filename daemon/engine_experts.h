@@ -109,6 +109,8 @@ void engine_experts_expect(struct engine_experts *x, uint32_t layer, uint32_t ex
 /* Gives out the next batch in x->selected, after the one before was computed; waits for reads if
  * there is nothing else to do. 0: the layer is done. */
 uint32_t engine_experts_take(struct engine_experts *x);
+/* Would it give some out at once? */
+bool engine_experts_at_hand(const struct engine_experts *x);
 /* The slices (gate, up, down) of an expert that is READY. */
 void engine_experts_slices(const struct engine_experts *x, uint32_t layer, uint32_t expert,
                            const uint8_t *ret[TIER_SSD_PARTS]);

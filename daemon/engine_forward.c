@@ -453,6 +453,22 @@ enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
     return code == ERR_OK && f->n_logits > 0 ? head(f) : code;
 }
 
+/* A layer, or behind the last one the head. */
+static enum err_code layer(struct engine_forward *f, uint32_t i)
+{
+    const bool is_layer = i < f->model->shape.n_layer;
+    enum err_code code;
+    if (f->recorded != NULL && is_layer && engine_islands_full(f->islands, i)) {
+        engine_experts_poll(f->experts);
+        engine_moe_unseen(f, i);
+        return f->ops->replay(f->record.full[f->record_size][i], f->stream);
+    }
+    code = f->recorded != NULL ? f->ops->replay(f->recorded[i], f->stream)
+                               : engine_forward_segment(f, i);
+    engine_experts_poll(f->experts);
+    return code == ERR_OK && is_layer ? engine_moe_compute(f, i) : code;
+}
+
 /* The layers, and the head: a recorded piece at a time where there is a record. */
 static enum err_code layers(struct engine_forward *f)
 {
@@ -462,11 +478,7 @@ static enum err_code layers(struct engine_forward *f)
     f->record_size = size;
     f->recorded = size < ENGINE_RECORD_SIZES ? f->record.segments[size] : NULL;
     for (uint32_t i = 0; i <= n && code == ERR_OK; i++) {
-        code = f->recorded != NULL ? f->ops->replay(f->recorded[i], f->stream)
-                                   : engine_forward_segment(f, i);
-        engine_experts_poll(f->experts);
-        if (code == ERR_OK && i < n)
-            code = engine_moe_compute(f, i);
+        code = layer(f, i);
         if (f->heartbeat != NULL)
             atomic_fetch_add(f->heartbeat, 1);
         if (code == ERR_OK && i < n && fault_hit(FAULT_ENGINE_LAYER))

@@ -161,16 +161,17 @@ enum err_code engine_moe_resident(struct engine_forward *f, uint32_t layer)
     return compute(f, &f->islands->vram.layers[layer], f->n_selected, f->selected);
 }
 
-/* The groups whose experts are in islands. The stream was waited for since the last layer. */
-static enum err_code compute_resident(struct engine_forward *f, uint32_t layer)
+/* Computes groups whose experts are in islands or the transit area, by the layer's record if there is
+ * one; once a layer, for the record reads their list when it runs. The stream was waited for since
+ * the last layer. */
+static enum err_code compute_recorded(struct engine_forward *f, uint32_t layer,
+                                      const uint32_t *selected, uint32_t n)
 {
-    const struct engine_islands *is = f->islands;
     struct k_graph *graph = f->recorded != NULL ? f->record.resident[f->record_size][layer] : NULL;
-    if (graph == NULL || is->n_resident == 0)
-        return compute_some(f, &is->vram.layers[layer], is->resident, is->n_resident);
-    memcpy(f->host_resident, &is->n_resident, sizeof(is->n_resident));
-    memcpy(f->host_resident + selection_bytes(f, 0), is->resident,
-           is->n_resident * sizeof(*is->resident));
+    if (graph == NULL || n == 0)
+        return compute_some(f, &f->islands->vram.layers[layer], selected, n);
+    memcpy(f->host_resident, &n, sizeof(n));
+    memcpy(f->host_resident + selection_bytes(f, 0), selected, n * sizeof(*selected));
     return f->ops->replay(graph, f->stream);
 }
 
@@ -178,6 +179,17 @@ void engine_moe_unseen(struct engine_forward *f, uint32_t layer)
 {
     f->layer_groups[layer] = ENGINE_FORWARD_UNSEEN;
     engine_islands_hit(f->islands, f->n_rows);
+}
+
+/* Has groups copied to the GPU, as many as the transit area takes at once. */
+static void copy_some(struct engine_forward *f, const uint32_t *selected, uint32_t n)
+{
+    const uint64_t start = ticks_ns(f->hybrid->ticks);
+    engine_islands_begin(f->islands);
+    for (uint32_t k = 0; k < n; k++)
+        engine_islands_copy(f->islands, selected[k]);
+    engine_islands_await(f->islands);
+    engine_split_learn_ns(&f->hybrid->rates.copy_ns, n, ticks_ns(f->hybrid->ticks) - start);
 }
 
 /* Groups that are copied to the GPU and computed there, some at a time: while some are computed,
@@ -188,15 +200,27 @@ static enum err_code compute_copied(struct engine_forward *f, uint32_t layer,
     enum err_code code = ERR_OK;
     for (uint32_t i = 0, some; i < n && code == ERR_OK; i += some) {
         some = n - i < f->islands->vram.n_transit ? n - i : f->islands->vram.n_transit;
-        const uint64_t start = ticks_ns(f->hybrid->ticks);
-        engine_islands_begin(f->islands);
-        for (uint32_t k = 0; k < some; k++)
-            engine_islands_copy(f->islands, selected[i + k]);
-        engine_islands_await(f->islands);
-        engine_split_learn_ns(&f->hybrid->rates.copy_ns, some, ticks_ns(f->hybrid->ticks) - start);
+        copy_some(f, selected + i, some);
         code = compute_some(f, &f->islands->vram.layers[layer], selected + i, some);
         engine_islands_end(f->islands);
     }
+    return code;
+}
+
+/* The same with the resident ones, all by one record: with few rows the link takes longer than
+ * everything that is computed. */
+static enum err_code compute_joined(struct engine_forward *f, uint32_t layer,
+                                    const uint32_t *selected, uint32_t n)
+{
+    struct engine_islands *is = f->islands;
+    if (n == 0 || n > is->vram.n_transit) {
+        const enum err_code code = compute_recorded(f, layer, is->resident, is->n_resident);
+        return code == ERR_OK ? compute_copied(f, layer, selected, n) : code;
+    }
+    copy_some(f, selected, n);
+    memcpy(is->resident + is->n_resident, selected, n * sizeof(*selected));
+    const enum err_code code = compute_recorded(f, layer, is->resident, is->n_resident + n);
+    engine_islands_end(is);
     return code;
 }
 
@@ -272,28 +296,38 @@ static enum err_code compute_hybrid(struct engine_forward *f, uint32_t layer)
     if (tier_vram_timed(&is->vram, &bytes, &ns))
         engine_split_learn(&f->hybrid->rates.link, bytes, ns);
     engine_islands_layer(is, &groups);
-    code = compute_resident(f, layer);
-    if (code == ERR_OK)
-        code = compute_early(f, layer);
     groups.wanted = is->rest;
     groups.n_wanted = is->n_rest;
+    bool joined = f->recorded != NULL && is->early[0].n_groups + is->early[1].n_groups == 0;
+    if (!joined)
+        code = compute_recorded(f, layer, is->resident, is->n_resident);
+    if (code == ERR_OK)
+        code = compute_early(f, layer);
     engine_experts_layer(f->experts, &groups);
+    /* those in islands need not wait for reads */
+    if (joined && !engine_experts_at_hand(f->experts)) {
+        joined = false;
+        code = compute_recorded(f, layer, is->resident, is->n_resident);
+    }
     uint32_t n_resident = is->n_resident + is->early[0].n_groups + is->early[1].n_groups;
     uint32_t n_copied = 0;
     for (uint32_t n; (n = engine_experts_take(f->experts)) > 0;) {
         const uint32_t copied = split(f, &groups, f->experts->selected, n, n_resident);
         n_resident = 0; /* they are done by the next batch */
         n_copied += copied;
-        if (code == ERR_OK)
+        if (code == ERR_OK && joined)
+            code = compute_joined(f, layer, f->host_selected, copied);
+        else if (code == ERR_OK)
             code = compute_copied(f, layer, f->host_selected, copied);
+        joined = false;
         if (code == ERR_OK)
             code = compute_on_cpu(f, &groups, f->host_selected + copied, n - copied);
     }
     const bool all_chosen = groups.n_groups * 10ull >= f->model->shape.n_expert * 9ull;
-    const bool all_copied = n_copied * 10ull >= is->n_rest * 8ull;
+    const bool most_copied = n_copied * 2ull >= is->n_rest;
     const bool any = n_copied > 0 || is->early[0].n_groups > 0;
     engine_islands_leave(is);
-    if (code == ERR_OK && all_chosen && all_copied && any)
+    if (code == ERR_OK && all_chosen && most_copied && any)
         engine_islands_ahead(is);
     return code;
 }

@@ -6,16 +6,20 @@
 
 typedef enum err_code piece(struct engine_forward *f, uint32_t layer);
 
+static enum err_code full_layer(struct engine_forward *f, uint32_t layer)
+{
+    const enum err_code code = engine_forward_segment(f, layer);
+    return code == ERR_OK ? engine_moe_in_vram(f, layer) : code;
+}
+
 static enum err_code whole_step(struct engine_forward *f, uint32_t layer)
 {
+    const uint32_t n = f->model->shape.n_layer;
     enum err_code code = ERR_OK;
     (void)layer;
-    for (uint32_t i = 0; i <= f->model->shape.n_layer && code == ERR_OK; i++) {
-        code = engine_forward_segment(f, i);
-        if (code == ERR_OK && i < f->model->shape.n_layer)
-            code = engine_moe_in_vram(f, i);
-    }
-    return code;
+    for (uint32_t i = 0; i < n && code == ERR_OK; i++)
+        code = full_layer(f, i);
+    return code == ERR_OK ? engine_forward_segment(f, n) : code;
 }
 
 static enum err_code segment(struct engine_forward *f, uint32_t layer)
@@ -42,7 +46,8 @@ static enum err_code record_size(struct engine_record *r, struct engine_forward 
     enum err_code code = ERR_OK;
     r->segments[size] = alloc_zero(ALLOC_WORK, r->n_segments, sizeof(**r->segments));
     r->resident[size] = alloc_zero(ALLOC_WORK, r->n_segments, sizeof(**r->resident));
-    if (r->segments[size] == NULL || r->resident[size] == NULL)
+    r->full[size] = alloc_zero(ALLOC_WORK, r->n_segments, sizeof(**r->full));
+    if (r->segments[size] == NULL || r->resident[size] == NULL || r->full[size] == NULL)
         return ERR_NOMEM;
     f->n_rows = f->n_logits = 1u << size;
     engine_forward_bound(f, f->n_rows, f->n_logits);
@@ -50,6 +55,8 @@ static enum err_code record_size(struct engine_record *r, struct engine_forward 
         code = record(f, segment, i, &r->segments[size][i]);
         if (code == ERR_OK && i < f->model->shape.n_layer && engine_moe_may_tell(f))
             code = record(f, engine_moe_resident, i, &r->resident[size][i]);
+        if (code == ERR_OK && i < f->model->shape.n_layer)
+            code = record(f, full_layer, i, &r->full[size][i]);
     }
     return code == ERR_OK ? record(f, whole_step, 0, &r->whole[size]) : code;
 }
@@ -79,6 +86,7 @@ void engine_record_done(struct engine_record *r, const struct k_ops *ops)
     for (int i = 0; i < ENGINE_RECORD_SIZES; i++) {
         free_all(r->segments[i], r->n_segments, ops);
         free_all(r->resident[i], r->n_segments, ops);
+        free_all(r->full[i], r->n_segments, ops);
         if (r->whole[i] != NULL)
             ops->graph_free(r->whole[i]);
     }

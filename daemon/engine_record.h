@@ -17,6 +17,8 @@ struct engine_record {
     /* [n_layer + 1]; NULL: not recorded. With what the host is told about a layer. */
     struct k_graph **segments[ENGINE_RECORD_SIZES];
     struct k_graph **resident[ENGINE_RECORD_SIZES]; /* [n_layer]: a layer's experts in islands */
+    /* [n_layer]: a segment and all of its layer's experts, of which the host is not told */
+    struct k_graph **full[ENGINE_RECORD_SIZES];
     struct k_graph *whole[ENGINE_RECORD_SIZES];
     uint32_t n_segments;
 };

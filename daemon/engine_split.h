@@ -10,7 +10,7 @@
 enum engine_placement {
     ENGINE_PLACEMENT_BEST,   /* by the rates; islands have what is used most */
     ENGINE_PLACEMENT_CPU,    /* the others are there to be measured against: the CPU, for all */
-    ENGINE_PLACEMENT_LAYERS, /* the CPU; the first layers' experts are in islands and stay there */
+    ENGINE_PLACEMENT_LAYERS, /* the CPU; some layers' experts are in islands and stay there */
     ENGINE_PLACEMENT_COPY    /* the GPU; islands have what is used most */
 };
 
