@@ -47,8 +47,8 @@ static uint64_t table_bytes(const struct model *m)
     return aligned((uint64_t)m->shape.n_expert * SLOT_BYTES, ALIGN);
 }
 
-/* The link works for a prompt while layers whose experts are all there are computed, as long as what
- * comes has room. */
+/* The link works for a prompt while layers whose experts are all there are computed, as long as
+ * what comes has room. */
 static unsigned transit_of(const struct model *m, uint64_t budget)
 {
     const uint64_t part = budget / TRANSIT_PART;
@@ -182,8 +182,8 @@ enum err_code tier_vram_take_again(struct tier_vram *v, uint32_t chunk, struct e
     return code;
 }
 
-/* Every few are timed, if they have the link for themselves. Before a copy or several that are begun
- * together, on the stream that is v->last: */
+/* Every few are timed, if they have the link for themselves. Before a copy or several that are
+ * begun together, on the stream that is v->last: */
 static bool timed(struct tier_vram *v, uint32_t n)
 {
     v->untimed += n;

@@ -301,9 +301,9 @@ struct k_bring {
     struct k_span staging; /* aligned to 256 bytes: n times the slices, each rounded up to that */
 };
 
-/* Copies rows[0..n) of `from` to the same rows of `to`: as fetches would, by one operation. `from` is
- * aligned to 128 bytes, `bytes` a multiple of 16; both lists lie in registered memory and hold still
- * until the stream got there. */
+/* Copies rows[0..n) of `from` to the same rows of `to`: as fetches would, by one operation. `from`
+ * is aligned to 128 bytes, `bytes` a multiple of 16; both lists lie in registered memory and hold
+ * still until the stream got there. */
 struct k_fetch_rows {
     struct k_span to;
     const void *from;

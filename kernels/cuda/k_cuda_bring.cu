@@ -1,7 +1,7 @@
 /* What comes out of the host's memory. Experts: by the copy engine, which disturbs what is computed
  * least and uses the link best (a kernel that reads over the link reaches half its rate where its
- * lines are not aligned, and what else runs then waits for them), then one kernel that arranges them
- * all. Rows of results, which are short and many: by a kernel that reads them, whole lines and few
+ * lines are not aligned, and what else runs then waits for them), then one kernel that arranges
+ * them all. Rows of results, which are short and many: by a kernel that reads them, whole lines and few
  * under way at a time. */
 #include "k_cuda.cuh"
 #include "k_cuda_tile.h"

@@ -177,8 +177,8 @@ K_CUDA_TILE_INLINE void k_cuda_tile_scale_min(const uint8_t *scales, uint32_t j,
 /* ---- packing: word w (4 bytes at 4 * w) of a tile -------------------------------------------- */
 
 /* R[j][a] of lane l, a byte per weight, of Q6_K its lower six bits: four weights at once, whose
- * bytes are neighbours in the file too. row0: blocks of the tile's first output; row_bytes: from one
- * output's to the next's. */
+ * bytes are neighbours in the file too. row0: blocks of the tile's first output; row_bytes: from
+ * one output's to the next's. */
 K_CUDA_TILE_INLINE uint32_t k_cuda_tile_pack_operand(enum k_format format, const uint8_t *row0,
                                                      uint64_t row_bytes, uint32_t l, uint32_t j,
                                                      uint32_t a)
