@@ -12,6 +12,12 @@ static const float prior_rows[EXPERT_POLICY_SPANS] = {2, 2, 16, 16, 16, 16};
 static const float first_weights[EXPERT_POLICY_INPUTS] = {0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.1f, 0.5f};
 
 enum {
+    STEADY = EXPERT_POLICY_SPANS - 1 /* the longest span */
+};
+
+enum {
+    YOUNG_PASSES = 64,   /* of a layer: so long all groups are learned from */
+    LEAST_GROUPS = 4,    /* and these at last */
     LEARN_ROWS = 32,     /* longer steps are prompts: decoding is not learned from them */
     PROMPT_ROWS = 16,    /* what a prompt counts as at most: its answer uses other experts */
     PATTERN_PRIOR = 32,  /* weight of "all experts alike" in a pattern's rate */
@@ -21,6 +27,7 @@ enum {
 
 #define MOST_RATE  0.999f
 #define LEARN_STEP 0.2f
+#define LEAST_PART 0.1f  /* of a use, where all is foretold */
 #define PRICE_STEP 0.01f /* the first evictions move it more: it is their mean then */
 /* A layer has a part of the evidence alone: it departs from the others slowly. */
 #define OWN_STEP 0.05f
@@ -103,11 +110,14 @@ enum err_code expert_policy_start(struct expert_policy *p, uint32_t n_layer, uin
     p->counts = alloc_zero(ALLOC_MISC, n_groups, EXPERT_POLICY_SPANS * sizeof *p->counts);
     p->odds = alloc_zero(ALLOC_MISC, n_groups, sizeof *p->odds);
     p->shares = alloc_zero(ALLOC_MISC, p->n_groups, EXPERT_POLICY_LANES * sizeof *p->shares);
+    p->samples = alloc_zero(ALLOC_MISC, p->n_groups, sizeof *p->samples);
     if (p->layers == NULL || p->uses == NULL || p->counts == NULL || p->odds == NULL ||
-        p->shares == NULL)
+        p->shares == NULL || p->samples == NULL)
         return err_set(e, ERR_NOMEM, "expert cache: no memory for the counts of %u x %u experts",
                        n_layer, n_expert);
-    memcpy(p->weights, first_weights, sizeof p->weights);
+    for (uint32_t i = 0; i < EXPERT_POLICY_INPUTS; i++)
+        for (uint32_t age = 0; age < EXPERT_POLICY_AGES; age++)
+            p->weights[i][age] = first_weights[i];
     for (uint32_t l = 0; l < n_layer; l++) {
         for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++)
             p->layers[l].grown[s] = 1.0f;
@@ -116,6 +126,8 @@ enum err_code expert_policy_start(struct expert_policy *p, uint32_t n_layer, uin
     set_rows(p, 1);
     p->price = (float)n_used / (float)n_expert / (float)n_layer;
     p->alike = odds_of_one((float)n_used / ((float)n_expert + 1.0f));
+    for (size_t g = 0; g < n_groups; g++)
+        p->odds[g] = (lanes){0} + p->alike;
     return ERR_OK;
 }
 
@@ -126,6 +138,7 @@ void expert_policy_done(struct expert_policy *p)
     alloc_free(p->counts);
     alloc_free(p->odds);
     alloc_free(p->shares);
+    alloc_free(p->samples);
     *p = (struct expert_policy){.n_layer = 0};
 }
 
@@ -137,51 +150,68 @@ static void settle(struct expert_policy *p, uint32_t layer, uint32_t span, float
     p->layers[layer].grown[span] = 1.0f;
 }
 
-/* Kind of an expert's recent use, seen from the next pass: which of the last six passes used it, or
- * how long ago the last use is (by halves of powers of two), or that there was none. */
-static uint32_t pattern_of(const struct expert_policy_use *use, uint32_t passes)
+/* Kind of an expert's recent use: which of the last six passes used it, or how long ago the last
+ * use is (by halves of powers of two), or that there was none. age: passes since the last use, 0:
+ * the last pass. Both here and below no branches: what comes is hard to foretell. */
+static uint32_t pattern_of(const struct expert_policy_use *use, uint32_t age)
 {
-    const uint32_t age = passes - use->pass; /* 0: the last pass used it */
-    if (use->pass == 0)
-        return 0;
-    if (age < 6)
-        return ((uint32_t)use->history << age) & 63;
-    const uint32_t log = 31 - (uint32_t)__builtin_clz(age);
-    const uint32_t kind = 64 + 2 * (log - 2) + (age >> (log - 1) & 1);
-    return kind < EXPERT_POLICY_PATTERNS ? kind : EXPERT_POLICY_PATTERNS - 1;
+    const uint32_t log = 31 - (uint32_t)__builtin_clz(age | 4);
+    const uint32_t late = 64 + 2 * (log - 2) + (age >> (log - 1) & 1);
+    const uint32_t kind = late < EXPERT_POLICY_PATTERNS ? late : EXPERT_POLICY_PATTERNS - 1;
+    const uint32_t recent = ((uint32_t)use->history << (age & 7)) & 63;
+    const uint32_t used = age < 6 ? recent : kind;
+    return use->pass == 0 ? 0 : used;
+}
+
+/* The same evidence says another thing of an expert that is in use than of others. */
+static uint32_t age_class(const struct expert_policy_use *use, uint32_t age)
+{
+    const uint32_t used = (uint32_t)(age < 1) + (uint32_t)(age < 16) + (uint32_t)(age < 32);
+    return use->pass == 0 ? 0 : used;
+}
+
+static lanes pick(const float *from, const uint32_t *at)
+{
+    return (lanes){from[at[0]], from[at[1]], from[at[2]], from[at[3]]};
 }
 
 /* Odds of a group's experts, and what they are made of. */
-static lanes foresee(const struct expert_policy *p, uint32_t layer, uint32_t group, lanes *x,
-                     uint32_t *patterns)
+static void foresee(const struct expert_policy *p, uint32_t layer, uint32_t group,
+                    struct expert_policy_sample *ret)
 {
     const struct expert_policy_layer *l = &p->layers[layer];
-    const struct expert_policy_use *uses = &p->uses[expert_at(p, layer, 0)];
+    const struct expert_policy_use *uses =
+        &p->uses[expert_at(p, layer, group * EXPERT_POLICY_LANES)];
     const lanes *counts = &p->counts[group_at(p, layer, group) * EXPERT_POLICY_SPANS];
-    lanes by_pattern = {0};
+    ret->group = group;
     for (uint32_t i = 0; i < EXPERT_POLICY_LANES; i++) {
-        patterns[i] = pattern_of(&uses[group * EXPERT_POLICY_LANES + i], l->passes);
-        by_pattern[i] = p->patterns[patterns[i]];
+        const uint32_t age = l->passes - uses[i].pass;
+        ret->patterns[i] = pattern_of(&uses[i], age);
+        ret->ages[i] = age_class(&uses[i], age);
     }
-    x[EXPERT_POLICY_SPANS] = by_pattern;
-    lanes odds = p->alike + p->weights[EXPERT_POLICY_SPANS] * by_pattern;
+    ret->x[EXPERT_POLICY_SPANS] = pick(p->patterns, ret->patterns);
+    lanes odds =
+        p->alike + pick(p->weights[EXPERT_POLICY_SPANS], ret->ages) * ret->x[EXPERT_POLICY_SPANS];
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++) {
-        const float weight = p->weights[s] + (s < EXPERT_POLICY_OWN ? l->own[s] : 0.0f);
-        x[s] = odds_of(counts[s] * l->scale[s] + l->base[s]) - p->alike;
-        odds += weight * x[s];
+        const lanes weight =
+            pick(p->weights[s], ret->ages) + (s < EXPERT_POLICY_OWN ? l->own[s] : 0.0f);
+        ret->x[s] = odds_of(counts[s] * l->scale[s] + l->base[s]) - p->alike;
+        odds += weight * ret->x[s];
     }
-    return odds;
+    ret->odds = odds;
 }
 
-/* Foresees some experts of the pass that begins, in turn. */
+/* Foresees some experts of the pass that begins, in turn; the fewer, the more was learned. */
 static void sample(struct expert_policy *p, uint32_t layer)
 {
-    const uint32_t n = p->n_groups < EXPERT_POLICY_GROUPS ? p->n_groups : EXPERT_POLICY_GROUPS;
+    const uint32_t passes = p->layers[layer].passes;
+    uint32_t n = p->n_groups;
+    if (passes > YOUNG_PASSES)
+        n = (uint32_t)((uint64_t)n * YOUNG_PASSES / passes);
+    n = n > LEAST_GROUPS ? n : LEAST_GROUPS < p->n_groups ? LEAST_GROUPS : p->n_groups;
     memset(p->shares, 0, p->n_expert * sizeof *p->shares);
     for (uint32_t i = 0; i < n; i++) {
-        struct expert_policy_sample *to = &p->samples[i];
-        to->group = p->next_group;
-        to->odds = foresee(p, layer, to->group, to->x, to->patterns);
+        foresee(p, layer, p->next_group, &p->samples[i]);
         p->next_group = p->next_group + 1 < p->n_groups ? p->next_group + 1 : 0;
     }
     p->n_samples = n;
@@ -190,7 +220,7 @@ static void sample(struct expert_policy *p, uint32_t layer)
         p->next_group = 0;
 }
 
-static void learn_pattern(struct expert_policy *p, uint32_t pattern, float share)
+static void count_pattern(struct expert_policy *p, uint32_t pattern, float share)
 {
     float *seen = &p->pattern_seen[pattern], *used = &p->pattern_used[pattern];
     *seen += 1.0f;
@@ -199,29 +229,46 @@ static void learn_pattern(struct expert_policy *p, uint32_t pattern, float share
         *seen *= 0.5f;
         *used *= 0.5f;
     }
+}
+
+static void learn_patterns(struct expert_policy *p)
+{
     const float alike = (float)p->n_used / (float)p->n_expert;
-    const float rate = (*used + PATTERN_PRIOR * alike) / (*seen + PATTERN_PRIOR);
-    p->patterns[pattern] = odds_of_one(rate) - p->alike;
+    for (uint32_t i = 0; i < EXPERT_POLICY_PATTERNS; i += EXPERT_POLICY_LANES) {
+        lanes seen, used;
+        memcpy(&seen, &p->pattern_seen[i], sizeof seen);
+        memcpy(&used, &p->pattern_used[i], sizeof used);
+        const lanes x =
+            odds_of((used + PATTERN_PRIOR * alike) / (seen + (float)PATTERN_PRIOR)) - p->alike;
+        memcpy(&p->patterns[i], &x, sizeof x);
+    }
 }
 
 /* One step down the slope of the log loss; steps shrink with the slopes seen. */
-static void step(struct expert_policy *p, const float *slopes)
+static void step(struct expert_policy *p, float slopes[][EXPERT_POLICY_AGES])
 {
     struct expert_policy_layer *l = &p->layers[p->now];
     for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS; s++) {
-        p->squares[s] += slopes[s] * slopes[s];
-        p->weights[s] += LEARN_STEP * slopes[s] / sqrtf(p->squares[s] + 1.0f);
-    }
-    for (uint32_t s = 0; s < EXPERT_POLICY_OWN; s++) {
-        l->squares[s] += slopes[s] * slopes[s];
-        l->own[s] += OWN_STEP * slopes[s] / sqrtf(l->squares[s] + OWN_EASE);
+        float all = 0.0f;
+        for (uint32_t age = 0; age < EXPERT_POLICY_AGES; age++) {
+            const float slope = slopes[s][age];
+            p->squares[s][age] += slope * slope;
+            p->weights[s][age] += LEARN_STEP * slope / sqrtf(p->squares[s][age] + 1.0f);
+            all += slope;
+        }
+        if (s < EXPERT_POLICY_OWN) {
+            l->squares[s] += all * all;
+            l->own[s] += OWN_STEP * all / sqrtf(l->squares[s] + OWN_EASE);
+        }
     }
 }
 
 /* From the experts of the last pass whose use was foreseen. */
 static void learn(struct expert_policy *p)
 {
-    float slopes[EXPERT_POLICY_INPUTS] = {0};
+    float slopes[EXPERT_POLICY_INPUTS][EXPERT_POLICY_AGES] = {{0}};
+    if (p->n_samples == 0)
+        return;
     for (uint32_t n = 0; n < p->n_samples; n++) {
         const struct expert_policy_sample *from = &p->samples[n];
         for (uint32_t i = 0; i < EXPERT_POLICY_LANES; i++) {
@@ -230,12 +277,12 @@ static void learn(struct expert_policy *p)
                 break;
             const float wrong = p->shares[expert] - rate_of(from->odds[i]);
             for (uint32_t s = 0; s < EXPERT_POLICY_INPUTS; s++)
-                slopes[s] += wrong * from->x[s][i];
-            learn_pattern(p, from->patterns[i], p->shares[expert]);
+                slopes[s][from->ages[i]] += wrong * from->x[s][i];
+            count_pattern(p, from->patterns[i], p->shares[expert]);
         }
     }
-    if (p->n_samples > 0)
-        step(p, slopes);
+    learn_patterns(p);
+    step(p, slopes);
     p->n_samples = 0;
 }
 
@@ -261,14 +308,27 @@ void expert_policy_pass(struct expert_policy *p, uint32_t layer, uint32_t n_rows
     set_scale(p, l);
 }
 
+/* Part of a use that tells of steady use; the rest is what recent use made likely: an expert that
+ * is drawn now and then, and then used in a row, is not often used. */
+static float steady_part(const struct expert_policy *p, uint32_t layer, uint32_t expert)
+{
+    const struct expert_policy_layer *l = &p->layers[layer];
+    const float steady = *count_of(p, layer, expert, STEADY) * l->scale[STEADY] + l->base[STEADY];
+    const float rate = rate_of(expert_policy_odds(p, layer)[expert]);
+    if (rate <= steady || p->n_rows > LEARN_ROWS)
+        return 1.0f;
+    return fmaxf(steady / rate, LEAST_PART);
+}
+
 void expert_policy_use(struct expert_policy *p, uint32_t layer, uint32_t expert, uint32_t rows)
 {
     const struct expert_policy_layer *l = &p->layers[layer];
     struct expert_policy_use *use = &p->uses[expert_at(p, layer, expert)];
     const float share = (float)rows / (float)p->n_rows;
+    const float steady = share * steady_part(p, layer, expert);
     const uint32_t age = use->pass == 0 ? 8 : l->passes - use->pass;
     for (uint32_t s = 0; s < EXPERT_POLICY_SPANS; s++)
-        *count_of(p, layer, expert, s) += share * p->fill[s] * l->grown[s];
+        *count_of(p, layer, expert, s) += (s == STEADY ? steady : share) * p->fill[s] * l->grown[s];
     use->history = (uint8_t)((age < 8 ? (uint32_t)use->history << age : 0) | 1);
     use->pass = l->passes;
     p->shares[expert] = share;
@@ -276,11 +336,12 @@ void expert_policy_use(struct expert_policy *p, uint32_t layer, uint32_t expert,
 
 void expert_policy_score(struct expert_policy *p, uint32_t layer)
 {
-    lanes x[EXPERT_POLICY_INPUTS];
-    uint32_t patterns[EXPERT_POLICY_LANES];
+    struct expert_policy_sample of;
     p->idle = 0;
-    for (uint32_t g = 0; g < p->n_groups; g++)
-        p->odds[group_at(p, layer, g)] = foresee(p, layer, g, x, patterns);
+    for (uint32_t g = 0; g < p->n_groups; g++) {
+        foresee(p, layer, g, &of);
+        p->odds[group_at(p, layer, g)] = of.odds;
+    }
 }
 
 const float *expert_policy_odds(const struct expert_policy *p, uint32_t layer)

@@ -2,9 +2,10 @@
  * price of holding its bytes until then. Layers come in a fixed cycle, so the distance to that pass
  * is known; the price is what the experts that were evicted lately would have brought. The
  * likelihood is estimated from counts of use that decay at several speeds, kept for absent experts
- * too, and from the last passes' pattern of use; how much each of them says is learned while
- * serving, by comparing what was foreseen for some experts of each pass with what came. Time is
- * counted in passes and rows: the same calls give the same figures. The expert cache's. */
+ * too, and from the last passes' pattern of use; how much each of them says, of experts used
+ * lately and of others, is learned while serving, by comparing what was foreseen for some experts
+ * of each pass (at first for all) with what came. Time is counted in passes and rows: the same
+ * calls give the same figures. The expert cache's. */
 #ifndef ISLET_EXPERT_POLICY_H
 #define ISLET_EXPERT_POLICY_H
 
@@ -19,7 +20,7 @@ enum {
     EXPERT_POLICY_INPUTS = EXPERT_POLICY_SPANS + 1, /* and the pattern */
     EXPERT_POLICY_OWN = 2,       /* of the inputs, the first: what they say differs by layer */
     EXPERT_POLICY_PATTERNS = 80, /* kinds of recent use: the last 6 passes, or how long ago */
-    EXPERT_POLICY_GROUPS = 4     /* of a pass that are learned from, LANES experts each */
+    EXPERT_POLICY_AGES = 4       /* classes of the time since an expert's last use */
 };
 
 typedef float expert_policy_lanes __attribute__((vector_size(4 * EXPERT_POLICY_LANES)));
@@ -41,7 +42,7 @@ struct expert_policy_use {
 /* Experts whose use was foreseen when their pass began. */
 struct expert_policy_sample {
     uint32_t group; /* its first expert / LANES */
-    uint32_t patterns[EXPERT_POLICY_LANES];
+    uint32_t patterns[EXPERT_POLICY_LANES], ages[EXPERT_POLICY_LANES]; /* ages: classes */
     expert_policy_lanes x[EXPERT_POLICY_INPUTS], odds;
 };
 
@@ -57,12 +58,13 @@ struct expert_policy {
     float n_evicted;                    /* that it was learned from */
     float decay[EXPERT_POLICY_SPANS], fill[EXPERT_POLICY_SPANS]; /* over the step's rows */
 
-    /* odds (log2) = alike + sum of (weights[i] + the layer's own[i]) * x[i]; x: odds by a span's
-     * rate or by the pattern's, counted from `alike`, the odds if all experts are alike. */
-    float alike, weights[EXPERT_POLICY_INPUTS], squares[EXPERT_POLICY_INPUTS];
+    /* odds (log2) = alike + sum of (weights[i][age] + the layer's own[i]) * x[i]; x: odds by a
+     * span's rate or by the pattern's, counted from `alike`, the odds if all experts are alike. */
+    float alike, weights[EXPERT_POLICY_INPUTS][EXPERT_POLICY_AGES];
+    float squares[EXPERT_POLICY_INPUTS][EXPERT_POLICY_AGES];
     float patterns[EXPERT_POLICY_PATTERNS]; /* x of each */
     float pattern_seen[EXPERT_POLICY_PATTERNS], pattern_used[EXPERT_POLICY_PATTERNS];
-    struct expert_policy_sample samples[EXPERT_POLICY_GROUPS];
+    struct expert_policy_sample *samples; /* [n_groups] */
     uint32_t n_samples, next_group;
     float *shares; /* [n_groups * LANES] rows of the pass under way that use each, as a share */
     uint32_t idle; /* passes since somebody asked for odds; nothing is learned for nobody */
