@@ -71,11 +71,17 @@ static void list_free(struct expert_arena *a, uint32_t n)
     }
 }
 
+static bool is_strange(const struct expert_arena_slab *x)
+{
+    return x->class != NONE && x->own != NONE && x->class != x->own;
+}
+
 /* The empty slab serves the class from now on. */
 static void dedicate(struct expert_arena *a, uint32_t n, uint32_t class)
 {
     struct expert_arena_slab *x = &a->slabs[n];
     x->class = class;
+    a->n_strange += is_strange(x);
     x->n_slots = (uint32_t)(x->bytes / a->classes[class].bytes);
     x->n_used = 0;
     for (uint32_t i = 0; i < x->n_slots; i++)
@@ -87,7 +93,10 @@ static void dedicate(struct expert_arena *a, uint32_t n, uint32_t class)
 
 /* ---- start ---------------------------------------------------------------------------------- */
 
-#define FEW_IDLE (1.0 / 1024) /* share of a slab's bytes that is not worth a larger slab */
+/* Shares of a slab's bytes: idle ones that are not worth a larger slab, and that are worth slabs of
+ * several sizes. */
+#define FEW_IDLE  (1.0 / 1024)
+#define MUCH_IDLE (1.0 / 64)
 
 /* Share of a slab of `bytes` that lies idle, over the layers, which have one vote each. */
 static double waste(const uint64_t *layer_bytes, uint32_t n_layer, uint64_t bytes)
@@ -99,7 +108,7 @@ static double waste(const uint64_t *layer_bytes, uint32_t n_layer, uint64_t byte
 }
 
 /* A multiple of the largest expert that the others fill best, small enough for all classes to have
- * some. */
+ * some. 0: what lies idle then is too much; where few fit, an expert a slab is better. */
 static uint64_t slab_bytes(const struct expert_arena *a, uint64_t bytes, uint64_t largest,
                            const uint64_t *layer_bytes, uint32_t n_layer)
 {
@@ -116,7 +125,7 @@ static uint64_t slab_bytes(const struct expert_arena *a, uint64_t bytes, uint64_
             idle = x;
         }
     }
-    return best;
+    return idle > MUCH_IDLE && bytes / largest >= LEAST_SLABS ? 0 : best;
 }
 
 static void set_classes(struct expert_arena *a, const uint64_t *layer_bytes, uint32_t n_layer)
@@ -125,20 +134,46 @@ static void set_classes(struct expert_arena *a, const uint64_t *layer_bytes, uin
         uint32_t n = 0;
         while (n < a->n_classes && a->classes[n].bytes != layer_bytes[l])
             n++;
-        a->classes[n] = (struct expert_arena_class){.bytes = layer_bytes[l], .open = NONE};
-        a->n_classes += n == a->n_classes;
+        if (n == a->n_classes)
+            a->classes[a->n_classes++] =
+                (struct expert_arena_class){.bytes = layer_bytes[l], .open = NONE};
+        a->classes[n].share += layer_bytes[l];
     }
 }
 
-/* Slabs from the lowest place on; the last one has what is left. */
-static void cut(struct expert_arena *a, uint64_t bytes, uint64_t slab)
+/* The class that has the least of its share. */
+static uint32_t poorest(const struct expert_arena *a)
 {
-    for (uint32_t n = a->n_slabs; n-- > 0;) {
-        const uint64_t place = n * slab, left = bytes - place;
-        a->slabs[n] = (struct expert_arena_slab){
-            .place = place, .bytes = left < slab ? left : slab, .class = NONE, .free = NONE};
-        list_add(a, &a->empty, n);
+    const struct expert_arena_class *y = a->classes;
+    uint32_t least = 0;
+    for (uint32_t n = 1; n < a->n_classes; n++)
+        if ((double)y[n].cut / (double)y[n].share < (double)y[least].cut / (double)y[least].share)
+            least = n;
+    return least;
+}
+
+/* Slabs from the lowest place on, of `slab` bytes, or for 0 of as many experts of one class as every
+ * class finds room in; the last one has what is left. */
+static void cut(struct expert_arena *a, uint64_t bytes, uint64_t slab, uint64_t largest)
+{
+    uint64_t place = 0;
+    for (a->n_slabs = 0; place < bytes; a->n_slabs++) {
+        struct expert_arena_slab x = {
+            .place = place, .bytes = slab, .own = NONE, .class = NONE, .free = NONE};
+        if (slab == 0) {
+            struct expert_arena_class *y = &a->classes[x.own = poorest(a)];
+            x.bytes = (largest + y->bytes - 1) / y->bytes * y->bytes;
+            y->cut += x.bytes;
+        }
+        if (x.bytes > bytes - place) {
+            x.bytes = bytes - place;
+            x.own = NONE;
+        }
+        a->slabs[a->n_slabs] = x;
+        place += x.bytes;
     }
+    for (uint32_t n = a->n_slabs; n-- > 0;)
+        list_add(a, &a->empty, n);
 }
 
 /* A slab for each layer. */
@@ -147,7 +182,7 @@ static void lay_out(struct expert_arena *a, const uint64_t *layer_bytes, uint32_
     uint64_t place = 0;
     for (uint32_t n = 0; n < a->n_slabs; n++) {
         const uint64_t bytes = layer_bytes[n] * n_expert;
-        a->slabs[n] = (struct expert_arena_slab){.place = place, .bytes = bytes};
+        a->slabs[n] = (struct expert_arena_slab){.place = place, .bytes = bytes, .own = NONE};
         dedicate(a, n, expert_arena_class_of(a, layer_bytes[n]));
         place += bytes;
     }
@@ -171,8 +206,9 @@ enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
     assert(bytes >= largest);
     a->fixed = bytes >= all;
     const uint64_t slab = slab_bytes(a, bytes, largest, layer_bytes, n_layer);
-    a->n_slabs = a->fixed ? n_layer : (uint32_t)((bytes + slab - 1) / slab);
-    a->stride = a->fixed ? n_expert : (uint32_t)(slab / smallest);
+    const uint64_t least = slab > 0 ? slab : largest, most = slab > 0 ? slab : 2 * largest;
+    a->n_slabs = a->fixed ? n_layer : (uint32_t)((bytes + least - 1) / least);
+    a->stride = a->fixed ? n_expert : (uint32_t)(most / smallest);
     a->slabs = alloc_zero(ALLOC_MISC, a->n_slabs, sizeof *a->slabs);
     a->slots = alloc_zero(ALLOC_MISC, (size_t)a->n_slabs * a->stride, sizeof *a->slots);
     if (a->slabs == NULL || a->slots == NULL)
@@ -181,7 +217,7 @@ enum err_code expert_arena_start(struct expert_arena *a, uint64_t bytes,
     if (a->fixed)
         lay_out(a, layer_bytes, n_expert);
     else
-        cut(a, bytes, slab);
+        cut(a, bytes, slab, largest);
     return ERR_OK;
 }
 
@@ -226,13 +262,20 @@ bool expert_arena_serves(const struct expert_arena *a, uint32_t slab, uint32_t c
     return false;
 }
 
-/* An empty slab with room for one of the class. */
+/* Of the empty slabs with room for one of the class the one that it fills best. */
 static uint32_t empty_slab(const struct expert_arena *a, uint32_t class)
 {
-    uint32_t n = a->empty;
-    while (n != NONE && !expert_arena_serves(a, n, class))
-        n = a->slabs[n].after;
-    return n;
+    uint32_t best = NONE;
+    double idle = 1.0;
+    for (uint32_t n = a->empty; n != NONE && idle > FEW_IDLE; n = a->slabs[n].after) {
+        const uint64_t bytes = a->slabs[n].bytes;
+        const double x = (double)(bytes % a->classes[class].bytes) / (double)bytes;
+        if (x >= idle || !expert_arena_serves(a, n, class))
+            continue;
+        best = n;
+        idle = x;
+    }
+    return best;
 }
 
 bool expert_arena_has(const struct expert_arena *a, uint32_t class)
@@ -273,6 +316,7 @@ void expert_arena_return(struct expert_arena *a, uint32_t slot)
     if (--x->n_used > 0 || a->fixed)
         return;
     list_remove(a, &a->classes[x->class].open, n);
+    a->n_strange -= is_strange(x);
     x->class = NONE;
     list_add(a, &a->empty, n);
 }

@@ -1,8 +1,11 @@
 /* The places of experts in one arena. Experts of one size are a class; the arena is cut into slabs,
  * each of which serves the experts of one class at a time, as many as it has room for. An empty
  * slab serves any class, so that places of one size become places of another without holes between
- * them. Offsets only: no memory is touched. Units of it can be closed: nothing is placed there
- * until they are opened. The expert cache's. */
+ * them. Slabs have one size that every class fills or, where the arena is too small for that, the
+ * size of some experts of one class each, in the proportion of what the classes have. Offsets only:
+ * no memory is touched. Units of it can be closed: nothing is placed there until they are opened.
+ * The expert cache's.
+ */
 #ifndef ISLET_EXPERT_ARENA_H
 #define ISLET_EXPERT_ARENA_H
 
@@ -15,6 +18,7 @@
 
 struct expert_arena_slab {
     uint64_t place, bytes;
+    uint32_t own;           /* class that it was cut for; EXPERT_ARENA_NONE: all alike */
     uint32_t class;         /* EXPERT_ARENA_NONE: empty */
     uint32_t n_slots;       /* of its class */
     uint32_t n_used, free;  /* its first free slot, EXPERT_ARENA_NONE: full */
@@ -28,7 +32,8 @@ struct expert_arena_slot {
 
 struct expert_arena_class {
     uint64_t bytes;
-    uint32_t open; /* first of the slabs with used and free slots */
+    uint64_t share, cut; /* bytes of all its experts, and of the slabs that were cut for it */
+    uint32_t open;       /* first of the slabs with used and free slots */
 };
 
 struct expert_arena {
@@ -36,8 +41,9 @@ struct expert_arena {
     struct expert_arena_slab *slabs;
     struct expert_arena_slot *slots; /* [n_slabs][stride] */
     uint32_t n_classes, n_slabs, stride;
-    uint32_t empty; /* first of the empty slabs */
-    bool fixed;     /* all experts fit: each slab is a layer's for good */
+    uint32_t empty;     /* first of the empty slabs */
+    uint32_t n_strange; /* slabs that serve another class than their own */
+    bool fixed;         /* all experts fit: each slab is a layer's for good */
     uint64_t bytes, unit_bytes;
     uint32_t n_units;
     bool *closed; /* [n_units] */

@@ -303,19 +303,24 @@ static float slab_cost(struct expert_cache *c, uint32_t slab)
     return cost;
 }
 
-/* Of the slabs of other classes that have room for the class, the one that costs least to empty;
- * *ret_cost is INFINITY if none can be. */
-static uint32_t cheapest_slab(struct expert_cache *c, uint32_t class, float *ret_cost)
+/* Of the slabs of other classes that have room for the class, or of those that are its own, the one
+ * that costs least to empty for an expert that it then takes; *ret_cost, of all of it, is INFINITY
+ * if none can be. */
+static uint32_t cheapest_slab(struct expert_cache *c, uint32_t class, bool own, float *ret_cost)
 {
     uint32_t best = NONE;
+    float best_each = INFINITY;
     *ret_cost = INFINITY;
     for (uint32_t n = 0; n < c->arena.n_slabs; n++) {
         const struct expert_arena_slab *x = &c->arena.slabs[n];
-        if (x->class == NONE || x->class == class || !expert_arena_serves(&c->arena, n, class))
+        if (x->class == NONE || x->class == class || (own && x->own != class) ||
+            !expert_arena_serves(&c->arena, n, class))
             continue;
-        const float cost = slab_cost(c, n);
-        if (cost < *ret_cost) {
+        const float cost = slab_cost(c, n),
+                    each = cost / (float)(x->bytes / c->arena.classes[class].bytes);
+        if (each < best_each) {
             best = n;
+            best_each = each;
             *ret_cost = cost;
         }
     }
@@ -329,6 +334,20 @@ static void empty_slab(struct expert_cache *c, uint32_t slab)
     for (uint32_t i = 0; i < n; i++)
         if (slots[i].owner != NONE)
             evict(c, slots[i].owner / c->n_expert, slots[i].owner % c->n_expert);
+}
+
+/* Empties a slab that was cut for the class and serves another one, which fills it badly, if what is
+ * there is worth less than what the class would evict for as many. */
+static bool take_own_slab(struct expert_cache *c, uint32_t class, const struct victims *v)
+{
+    float cost;
+    if (c->arena.n_strange == 0 || v->layer == NONE)
+        return false;
+    const uint32_t slab = cheapest_slab(c, class, true, &cost);
+    if (slab == NONE || cost >= v->worth * (float)c->arena.slabs[slab].bytes)
+        return false;
+    empty_slab(c, slab);
+    return true;
 }
 
 /* Empties a slab of another class if the class has none to evict, or if its evictions have missed
@@ -350,7 +369,7 @@ static bool take_slab(struct expert_cache *c, uint32_t class, const struct victi
     } else {
         limit *= bytes;
     }
-    const uint32_t slab = cheapest_slab(c, class, &cost);
+    const uint32_t slab = cheapest_slab(c, class, false, &cost);
     s->price = SLAB_GAIN * (slab != NONE ? cost : s->missed);
     if (slab == NONE || cost >= limit)
         return false;
@@ -365,7 +384,7 @@ static bool make_room(struct expert_cache *c, uint32_t class, float limit)
     const struct victims v = find_victims(c, class);
     if (v.layer != NONE && v.worth >= limit)
         return false;
-    if (take_slab(c, class, &v, limit))
+    if (take_own_slab(c, class, &v) || take_slab(c, class, &v, limit))
         return true;
     if (v.layer == NONE)
         return false;

@@ -357,11 +357,12 @@ static void connect_to_worker(struct client *c)
     c->welcome = event.welcome;
 }
 
-/* Polls, so that isletd is idle in between. */
+/* Polls, so that isletd is idle in between. Before the model is there it has no experts. */
 static void wait_until_resident(struct client *c)
 {
     const uint64_t limit_ns = now_ns() + (uint64_t)CONNECT_MS * 1000000u;
-    for (struct moment m = moment_now(c); m.resident < m.experts; m = moment_now(c)) {
+    for (struct moment m = moment_now(c); m.experts == 0 || m.resident < m.experts;
+         m = moment_now(c)) {
         if (now_ns() > limit_ns)
             die("isletd", "not every expert came into memory within five minutes");
         usleep(RETRY_MS * 1000);

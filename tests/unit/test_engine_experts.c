@@ -556,7 +556,7 @@ static void test_engine_experts_guesses_give_way(void **state)
     for (uint32_t i = 0; i < 4 * n; i++)
         engine_experts_poll(x);
     assert_in_range(x->n_held, 1, n - 1); /* as many as there are slots */
-    begin_layer(&s, 1, &group, 0);
+    begin_layer(&s, 2, &group, 0); /* of the same size */
     assert_in_range(x->n_held, 1, n - 1);
     assert_int_equal(engine_experts_take(x), 1);
     assert_int_equal(x->n_held, 0);

@@ -134,6 +134,45 @@ static void test_expert_arena_one_size_fills_all_of_it(void **state)
     expert_arena_done(&a);
 }
 
+/* Slabs of 7 pages alone would hold 10 experts. */
+static void test_expert_arena_few_experts_have_slabs_of_their_own_size(void **state)
+{
+    (void)state;
+    static const uint64_t pages[] = {7, 5};
+    static uint8_t taken[70];
+    struct expert_arena a = start(sizeof taken, pages, 2, 100);
+    uint32_t n[2] = {0, 0};
+    for (uint32_t more = 1; more > 0;) {
+        more = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t slot =
+                expert_arena_take(&a, expert_arena_class_of(&a, pages[i] * PAGE), i);
+            if (slot == EXPERT_ARENA_NONE)
+                continue;
+            mark(&a, slot, pages[i], taken, sizeof taken);
+            more++;
+            n[i]++;
+        }
+    }
+    assert_int_equal(n[0], 5);
+    assert_int_equal(n[1], 7);
+    assert_int_equal(a.n_strange, 0);
+    expert_arena_done(&a);
+}
+
+static void test_expert_arena_slabs_that_serve_others_are_counted(void **state)
+{
+    (void)state;
+    static const uint64_t pages[] = {7, 5};
+    uint32_t slots[MAX_TAKEN];
+    struct expert_arena a = start(70, pages, 2, 100);
+    assert_int_equal(fill(&a, 7, slots), 8);
+    assert_int_equal(a.n_strange, 3); /* slabs of two small ones */
+    give_back(&a, slots, 8);
+    assert_int_equal(a.n_strange, 0);
+    expert_arena_done(&a);
+}
+
 static void test_expert_arena_each_failed_allocation_is_reported(void **state)
 {
     (void)state;
@@ -158,6 +197,8 @@ int main(void)
         cmocka_unit_test(test_expert_arena_a_slab_with_one_left_keeps_its_size),
         cmocka_unit_test(test_expert_arena_the_rest_serves_small_ones),
         cmocka_unit_test(test_expert_arena_one_size_fills_all_of_it),
+        cmocka_unit_test(test_expert_arena_few_experts_have_slabs_of_their_own_size),
+        cmocka_unit_test(test_expert_arena_slabs_that_serve_others_are_counted),
         cmocka_unit_test(test_expert_arena_each_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -304,6 +304,23 @@ static void test_expert_cache_mixed_sizes_do_not_fragment_more_and_more(void **s
     done(&r);
 }
 
+/* A prompt of one size fills all of it first; then both sizes are used alike. */
+static void test_expert_cache_few_places_go_to_the_size_that_they_were_cut_for(void **state)
+{
+    (void)state;
+    struct rig r;
+    const uint64_t sizes[] = {30, 30, 40, 40};
+    uint64_t idle = 0;
+    start(&r, 4, 16, 2, sizes, 4, 12 * 40 * PAGE);
+    for (uint32_t s = 0; s < 1000; s++) {
+        step(&r, s / 20, 2, 0);
+        if (s >= 500)
+            idle += r.arena_bytes - expert_cache_count(r.cache).used_bytes;
+    }
+    assert_true(idle / 500 < r.arena_bytes / 15);
+    done(&r);
+}
+
 static void test_expert_cache_the_same_calls_give_the_same_places(void **state)
 {
     (void)state;
@@ -568,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_expert_cache_forgets_what_is_there_and_not_pinned),
         cmocka_unit_test(test_expert_cache_a_failed_read_gives_its_bytes_back),
         cmocka_unit_test(test_expert_cache_a_read_ahead_takes_only_what_is_worth_less),
+        cmocka_unit_test(test_expert_cache_few_places_go_to_the_size_that_they_were_cut_for),
         cmocka_unit_test(test_expert_cache_the_same_calls_give_the_same_places),
         cmocka_unit_test(test_expert_cache_any_budget_and_mix_keeps_its_books),
         cmocka_unit_test(test_expert_cache_mixed_sizes_do_not_fragment_more_and_more),
