@@ -49,12 +49,15 @@ enum err_code worker_losses_note(const char *socket, uint64_t now_ns, struct err
 {
     char path[PATH_BYTES], text[WORKER_LOSSES_MOST * 24];
     size_t n = 0;
+    if (socket[0] == '\0')
+        return err_set(e, ERR_IO, "the inherited socket has no path beside which to note it");
     path_of(socket, path);
     struct losses l = read_losses(path);
     add(&l, now_ns / MS);
     for (int i = 0; i < WORKER_LOSSES_MOST; i++)
         n += (size_t)snprintf(text + n, sizeof(text) - n, "%" PRIu64 "\n", l.ms[i]);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    const int fd = open(path, flags, 0600);
     const bool written = fd >= 0 && write(fd, text, n) == (ssize_t)n;
     const int failed = errno;
     if (fd >= 0)
@@ -65,6 +68,8 @@ enum err_code worker_losses_note(const char *socket, uint64_t now_ns, struct err
 bool worker_losses_are_many(const char *socket, uint64_t now_ns)
 {
     char path[PATH_BYTES];
+    if (socket[0] == '\0')
+        return false;
     path_of(socket, path);
     const struct losses l = read_losses(path);
     const uint64_t now = now_ns / MS, first = l.ms[0];

@@ -45,12 +45,22 @@ int worker_socket_inherited(void)
     return found;
 }
 
+static void name_adopted(struct worker_socket *s)
+{
+    struct sockaddr_un address = {.sun_path = ""};
+    socklen_t n = sizeof address;
+    if (getsockname(s->fd, (struct sockaddr *)&address, &n) != 0)
+        return;
+    snprintf(s->path, sizeof s->path, "%.*s", (int)sizeof address.sun_path, address.sun_path);
+}
+
 enum err_code worker_socket_adopt(int fd, struct worker_socket *ret, struct err *e)
 {
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
         return err_set_os(e, ERR_IO, errno, "the inherited socket");
     *ret = (struct worker_socket){.fd = own, .lock_fd = -1};
+    name_adopted(ret);
     return ERR_OK;
 }
 

@@ -11,9 +11,9 @@
 struct ucred;
 
 struct worker_socket {
-    int fd;      /* listening, non-blocking; -1: none */
-    int lock_fd; /* held for life; -1: inherited socket */
-    char path[108];
+    int fd;         /* listening, non-blocking; -1: none */
+    int lock_fd;    /* held for life; -1: inherited socket */
+    char path[108]; /* "": inherited, and not in a file system */
 };
 
 /* The listening fd named `worker` of LISTEN_FDS (whose variables are then gone), or -1. Other fds

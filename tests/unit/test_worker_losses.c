@@ -93,6 +93,22 @@ static void test_worker_losses_that_cannot_be_written_are_an_error(void **state)
     assert_int_equal(symlink("/etc/passwd", file), 0);
     assert_int_equal(worker_losses_note(socket_path, MINUTE, &(struct err){.code = ERR_OK}),
                      ERR_IO);
+    unlink(file);
+    assert_int_equal(mkfifo(file, 0600), 0); /* nobody reads it: this does not wait for one */
+    assert_false(worker_losses_are_many(socket_path, MINUTE));
+    assert_int_equal(worker_losses_note(socket_path, MINUTE, &(struct err){.code = ERR_OK}),
+                     ERR_IO);
+}
+
+static void test_worker_losses_on_a_socket_without_a_path_are_an_error(void **state)
+{
+    (void)state;
+    struct err e = {.code = ERR_OK};
+    assert_int_equal(chdir(dir), 0);
+    assert_int_equal(worker_losses_note("", MINUTE, &e), ERR_IO);
+    assert_int_equal(access(".gpu-lost", F_OK), -1);
+    assert_false(worker_losses_are_many("", MINUTE));
+    assert_int_equal(chdir("/"), 0);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_dir, remove_dir)
@@ -104,6 +120,7 @@ int main(void)
         TEST(test_worker_losses_of_the_future_do_not_count),
         TEST(test_worker_losses_any_file_is_read),
         TEST(test_worker_losses_that_cannot_be_written_are_an_error),
+        TEST(test_worker_losses_on_a_socket_without_a_path_are_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

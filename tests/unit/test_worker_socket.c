@@ -198,6 +198,7 @@ static void test_worker_socket_adopted_one_stays_the_callers(void **state)
     for (int times = 0; times < 2; times++) {
         assert_int_equal(worker_socket_adopt(bound.fd, &adopted, &e), ERR_OK);
         assert_int_not_equal(adopted.fd, bound.fd);
+        assert_string_equal(adopted.path, "w");
         worker_socket_close(&adopted);
         int client = dial();
         assert_true(client >= 0);
