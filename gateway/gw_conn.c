@@ -533,6 +533,8 @@ void gw_conn_overloaded(const struct gw_conn_shared *shared, struct buf *out)
                                    .idle_announced_s = shared->limits.idle_announced_s,
                                    .request_id = id,
                                    .retry_after_s = 1};
+    if (shared->tell != NULL)
+        shared->tell(shared->tell_context, &response);
     gw_response_head(out, &response);
     buf_append(out, body.data, body.size);
     buf_done(&body);

@@ -16,10 +16,10 @@
 #include "stats.h"
 #include "ticks.h"
 
-/* What all connections of a gateway share. Owned by gw_loop (or a test); outlives the
- * connections. */
 struct gw_response;
 
+/* What all connections of a gateway share. Owned by gw_loop (or a test); outlives the
+ * connections. */
 struct gw_conn_shared {
     struct gw_limits limits;
     struct ticks ticks;

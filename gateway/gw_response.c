@@ -89,6 +89,15 @@ static void extra(struct buf *out, const struct gw_exchange_header *h)
     buf_format(out, "%s: %s\r\n", h->name, h->value);
 }
 
+/* A worker's text may hold any byte, as names in a model's file do. */
+static void degraded(struct buf *out, const char *text)
+{
+    buf_text(out, "x-islet-degraded: ");
+    for (const char *p = text; *p != '\0'; p++)
+        buf_append(out, *p >= ' ' && *p <= '~' ? p : "?", 1);
+    buf_text(out, "\r\n");
+}
+
 /* All but the blank line at the end. */
 static void head(struct buf *out, const struct gw_response *r)
 {
@@ -121,7 +130,7 @@ static void head(struct buf *out, const struct gw_response *r)
     for (size_t i = 0; i < r->n_headers; i++)
         extra(out, &r->headers[i]);
     if (r->degraded != NULL)
-        extra(out, &(struct gw_exchange_header){"x-islet-degraded", r->degraded});
+        degraded(out, r->degraded);
     if (r->celsius > 0)
         buf_format(out, "x-nvidia-temp: %" PRIu64 "\r\n", r->celsius);
 }

@@ -30,7 +30,7 @@ struct gw_response {
     unsigned retry_after_s;     /* 0: none */
     bool has_processing;
     uint64_t processing_ms; /* openai-processing-ms */
-    const char *degraded;   /* x-islet-degraded, or NULL */
+    const char *degraded;   /* x-islet-degraded, shown in ASCII; or NULL */
     uint64_t celsius;       /* x-nvidia-temp; 0: none */
     const struct gw_exchange_header *headers;
     size_t n_headers;

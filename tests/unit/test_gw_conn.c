@@ -702,6 +702,25 @@ static void test_gw_conn_every_answer_tells_of_the_gpu(void **state)
         assert_true(has(f, "\r\nx-nvidia-temp: 61\r\n"));
         assert_true(has(f, "\r\nx-islet-degraded: the GPU rests\r\n"));
     }
+    struct buf out = BUF_INIT(SIZE_MAX);
+    gw_conn_overloaded(&f->shared, &out);
+    buf_append(&out, "", 1);
+    assert_non_null(strstr((const char *)out.data, "\r\nx-nvidia-temp: 61\r\n"));
+    buf_done(&out);
+}
+
+static void tell_bytes(void *context, struct gw_response *r)
+{
+    (void)context;
+    r->degraded = "m\xC3\xBC\x7F: a\r\nx-evil: 1";
+}
+
+static void test_gw_conn_what_a_worker_says_stays_one_line_of_ascii(void **state)
+{
+    struct fixture *f = *state;
+    f->shared.tell = tell_bytes;
+    expect(f, GET("/"), 200);
+    assert_true(has(f, "\r\nx-islet-degraded: m???: a??x-evil: 1\r\n"));
 }
 
 static void test_gw_conn_origins_and_preflight(void **state)
@@ -817,6 +836,7 @@ int main(void)
         TEST(test_gw_conn_methods_and_paths),
         TEST(test_gw_conn_early_error_keeps_the_connection_when_the_body_is_there),
         TEST(test_gw_conn_every_answer_tells_of_the_gpu),
+        TEST(test_gw_conn_what_a_worker_says_stays_one_line_of_ascii),
         TEST(test_gw_conn_origins_and_preflight),
         TEST(test_gw_conn_request_id_is_echoed_or_made),
         TEST(test_gw_conn_draining_refuses_posts_and_closes),
