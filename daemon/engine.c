@@ -134,8 +134,8 @@ static enum err_code load_on(struct engine *g, bool gpu, struct err *e)
     return ERR_OK;
 }
 
-/* Without the GPU after all. A machine that has none is as good as it can be. What a device that was
- * opened says itself of its failure is told too. */
+/* Without the GPU after all. A machine that has none is as good as it can be. What a device that
+ * was opened says itself of its failure is told too. */
 static void give_up_gpu(struct engine *g, struct err *why)
 {
     struct k_device *gpu = g->load.devices.gpu;

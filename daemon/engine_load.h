@@ -1,5 +1,5 @@
-/* A model on its devices: opens the CPU and a GPU, starts the run on them and reads the weights; and
- * gives all of it up again. The engine thread's, but for engine_load_pulse. */
+/* A model on its devices: opens the CPU and a GPU, starts the run on them and reads the weights;
+ * and gives all of it up again. The engine thread's, but for engine_load_pulse. */
 #ifndef ISLET_ENGINE_LOAD_H
 #define ISLET_ENGINE_LOAD_H
 
@@ -29,7 +29,7 @@ struct engine_load {
 /* With or without the GPU. After a failure there is something to give up. */
 enum err_code engine_load_on(struct engine_load *l, bool gpu, struct err *e)
     __attribute__((warn_unused_result));
-/* Can the GPU be had, with room for the model that the CPU serves? Opens it, looks, and closes it. */
+/* Can the GPU be had, with room for the model that the CPU serves? Opens, looks and closes it. */
 enum err_code engine_load_try_gpu(struct engine_load *l, struct err *e)
     __attribute__((warn_unused_result));
 /* Gives up the model and the devices. Sequences that run stay, and wait. */

@@ -1,9 +1,9 @@
-/* When a GPU that an engine does without is looked for again. Pure: events and the time in, decisions
- * out.
+/* When a GPU that an engine does without is looked for again. Pure: events and the time in,
+ * decisions out.
  *
- * A first look after a period (ENGINE_RETRY_MS), then as often. Each time that the GPU was in use and had to be
- * given up, or did not work after all, doubles that; one that failed ENGINE_RETRY_FAILURES times is
- * not looked for any more. */
+ * A first look after a period (ENGINE_RETRY_MS), then as often. Each time but the first that the
+ * GPU was in use and had to be given up, or did not work after all, doubles that, up to
+ * ENGINE_RETRY_MOST_MS; one that failed ENGINE_RETRY_FAILURES times is not looked for any more. */
 #ifndef ISLET_ENGINE_RETRY_H
 #define ISLET_ENGINE_RETRY_H
 

@@ -73,7 +73,7 @@ void gw_dispatch_set_context(struct gw_dispatch *d, uint32_t n_ctx); /* until th
 uint32_t gw_dispatch_max_sequences(const struct gw_dispatch *d);
 /* Why answers come slower than they should, "" = they do not. */
 const char *gw_dispatch_degraded(const struct gw_dispatch *d);
-/* Temperature of the GPU that computes; 0: there is none, it is not known, or the worker is away. */
+/* Temperature of the GPU that computes; 0: there is none, it is unknown, or the worker is away. */
 uint64_t gw_dispatch_gpu_celsius(const struct gw_dispatch *d);
 struct gw_upstream *gw_dispatch_upstream(const struct gw_dispatch *d);
 unsigned gw_dispatch_retry_after_s(const struct gw_dispatch *d);

@@ -1,5 +1,5 @@
-/* A parser's place among the tokens of a template, and the nodes it makes. After a failure of the run
- * all of these still may be called; what they give is not looked at. */
+/* A parser's place among the tokens of a template, and the nodes it makes. After a failure of the
+ * run all of these still may be called; what they give is not looked at. */
 #ifndef ISLET_GW_JINJA_BUILD_H
 #define ISLET_GW_JINJA_BUILD_H
 

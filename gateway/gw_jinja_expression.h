@@ -1,5 +1,5 @@
-/* Expressions of a template, by what binds how strongly. Filters and tests that are not built in are
- * refused here. */
+/* Expressions of a template, by what binds how strongly. Filters and tests that are not built in
+ * are refused here. */
 #ifndef ISLET_GW_JINJA_EXPRESSION_H
 #define ISLET_GW_JINJA_EXPRESSION_H
 
