@@ -233,7 +233,9 @@ static void land(struct engine_experts *x, const struct tier_ssd_result *result,
         set_slots(x, layer, expert, parts);
         expert_cache_arrived(x->cache, layer, expert);
     } else {
-        x->error = e;
+        /* why rows failed is not hidden by a read that nobody waited for */
+        if (waited || !x->any_failed || x->error.code == ERR_OK)
+            x->error = e;
         expert_cache_failed(x->cache, layer, expert);
         x->is_held[result->id] = false;
         if (x->failed != NULL)

@@ -81,7 +81,7 @@ struct engine_experts {
     uint64_t *row_bytes;
     bool *row_failed;
     bool any_failed;
-    struct err error; /* of the last read that failed */
+    struct err error; /* of the last read that failed; once rows did, of the last that failed one */
 };
 
 /* Bytes of the host that engine_experts_start takes beside the arena. */

@@ -534,6 +534,37 @@ static void test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin(v
     forward_rig_close(&s);
 }
 
+/* Rows fail for an expert, then a guess for another one: what is said is why the rows failed. */
+static void test_engine_experts_a_failed_guess_hides_no_reason(void **state)
+{
+    (void)state;
+    char path[512];
+    struct k_group group;
+    model_path(path);
+    fake_read_init(&fake);
+    struct forward_rig s = rig_open(path, ARENA, true);
+    struct engine_experts *x = s.experts;
+    engine_experts_step(x, 1);
+    fake.fail_errno = EIO;
+    fake.fail_nth = 1;
+    fake.fail_forever = true;
+    begin_layer(&s, 0, &group, 0);
+    end_layer(&s);
+    assert_true(x->row_failed[0]);
+    assert_non_null(strstr(x->error.text, "blk.0."));
+    engine_experts_expect(x, 1, 5);
+    assert_int_equal(x->n_held, 1);
+    while (expert_cache_count(x->cache).loading > 0)
+        engine_experts_poll(x);
+    assert_non_null(strstr(x->error.text, "blk.0."));
+    x->error.code = ERR_OK; /* an idle engine asks anew */
+    assert_true(engine_experts_fetch(x, 2, 3));
+    while (expert_cache_count(x->cache).loading > 0)
+        engine_experts_land(x);
+    assert_non_null(strstr(x->error.text, "blk.2."));
+    forward_rig_close(&s);
+}
+
 /* Guesses that hold all the slots give way to what a layer needs. */
 static void test_engine_experts_guesses_give_way(void **state)
 {
@@ -556,7 +587,7 @@ static void test_engine_experts_guesses_give_way(void **state)
     for (uint32_t i = 0; i < 4 * n; i++)
         engine_experts_poll(x);
     assert_in_range(x->n_held, 1, n - 1); /* as many as there are slots */
-    begin_layer(&s, 2, &group, 0); /* of the same size */
+    begin_layer(&s, 2, &group, 0);        /* of the same size */
     assert_in_range(x->n_held, 1, n - 1);
     assert_int_equal(engine_experts_take(x), 1);
     assert_int_equal(x->n_held, 0);
@@ -612,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_engine_experts_rows_are_charged_what_is_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_costs_nothing_but_a_read),
         cmocka_unit_test(test_engine_experts_a_failed_guess_that_is_read_ahead_loses_no_pin),
+        cmocka_unit_test(test_engine_experts_a_failed_guess_hides_no_reason),
         cmocka_unit_test(test_engine_experts_guesses_give_way),
         cmocka_unit_test(test_engine_experts_a_damaged_one_ends_a_fill_of_islands),
     };
