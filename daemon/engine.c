@@ -159,21 +159,22 @@ static bool wants_gpu(const struct engine *g)
     return g->config.gpu != ENGINE_GPU_OFF && g->config.open_gpu != NULL;
 }
 
-static enum err_code load(struct engine *g, struct err *e)
+/* insists: that the GPU cannot be had is an error. */
+static enum err_code load(struct engine *g, bool insists, struct err *e)
 {
     const struct engine_config *c = &g->config;
     const bool gpu = wants_gpu(g) && !g->gpu_dropped;
     struct err why = {.code = ERR_OK};
     if (c->trouble != NULL)
         return err_set(e, ERR_ARGUMENT, "%s", c->trouble);
-    if (!gpu && c->gpu == ENGINE_GPU_ON && !g->gpu_dropped)
+    if (!gpu && insists && !g->gpu_dropped)
         return err_set(e, ERR_UNSUPPORTED, "compute.gpu = on: this program has no GPU kernels");
     if (!gpu)
         return load_on(g, false, e);
     const enum err_code code = load_on(g, true, &why);
     const bool about_gpu =
         code == ERR_UNSUPPORTED || code == ERR_NOMEM || code == ERR_LIMIT || code == ERR_DEVICE;
-    if (code == ERR_OK || !about_gpu || c->gpu == ENGINE_GPU_ON) {
+    if (code == ERR_OK || !about_gpu || insists) {
         *e = why;
         return code;
     }
@@ -189,7 +190,7 @@ static void load_model(struct engine *g)
     g->unread_ns = 0;
     if (!g->gpu_dropped)
         engine_shown_set_degraded(&g->shown, ""); /* why an earlier try did without the GPU */
-    if (load(g, &e) == ERR_OK) {
+    if (load(g, g->config.gpu == ENGINE_GPU_ON, &e) == ERR_OK) {
         on_progress(g, 100);
         engine_shown_set_state(&g->shown, PROTO_SERVING, "");
         log_info("engine", "serving",
@@ -208,12 +209,13 @@ static void load_model(struct engine *g)
     engine_shown_set_state(&g->shown, PROTO_FAILED, e.text);
 }
 
-/* On other devices than before. What runs is computed again, with the same bits. */
+/* On other devices than before. What runs is computed again, with the same bits. What was served is
+ * served on: by the CPU, where the GPU cannot be had after all. */
 static void load_anew(struct engine *g)
 {
     struct err e = {.code = ERR_OK};
     unload(g);
-    if (load(g, &e) == ERR_OK) {
+    if (load(g, false, &e) == ERR_OK) {
         on_progress(g, 100);
         engine_status_log(&g->run, &g->load.devices);
         return;

@@ -673,6 +673,25 @@ static void test_engine_gpu_that_was_lost_too_often_rests(void **state)
     engine_rig_stop(&rig);
 }
 
+/* One that was asked for, but fails in the load that should have brought it back. */
+static void test_engine_gpu_on_that_fails_to_come_back_leaves_the_cpu(void **state)
+{
+    (void)state;
+    struct engine_config c = config_of(0, 0);
+    c.gpu = ENGINE_GPU_ON;
+    c.gpu_rest_ms = 50;
+    opener.options = (struct fake_gpu_options){.memory = 1024 * MIB,
+                                               .fault = {.nth = 100, .error = DEVICE_ERROR}};
+    run_on(&c);
+    for (int i = 0; i < 60000 && strstr(snapshot()->degraded, "error 46 ") == NULL; i++)
+        usleep(1000);
+    assert_non_null(strstr(snapshot()->degraded, "error 46 "));
+    assert_int_equal(snapshot()->status.state, PROTO_SERVING);
+    ask_again();
+    assert_false(uses_gpu());
+    engine_rig_stop(&rig);
+}
+
 /* A GPU that fails while the model loads is told of with the error's number. */
 static void test_engine_gpu_failing_in_a_load_says_which_error(void **state)
 {
@@ -791,6 +810,7 @@ int main(void)
         cmocka_unit_test_setup(test_engine_gpu_that_comes_later_is_used, reset),
         cmocka_unit_test_setup(test_engine_gpu_without_room_is_only_looked_at, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_was_lost_too_often_rests, reset),
+        cmocka_unit_test_setup(test_engine_gpu_on_that_fails_to_come_back_leaves_the_cpu, reset),
         cmocka_unit_test_setup(test_engine_gpu_failing_in_a_load_says_which_error, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_slowly_keeps_the_heartbeat, reset),
         cmocka_unit_test_setup(test_engine_gpu_that_opens_at_the_second_try_is_not_degraded, reset),
