@@ -1,7 +1,7 @@
 #include "engine_ahead.h"
 
-/* A read for a guess fills time in which the disk would rest, but delays what is needed next when it
- * is wrong, and displaces something. At 0.5 and 0.85 tokens took 2 and 6 % longer (m89). */
+/* A read for a guess fills time in which the disk would rest, but delays what is needed next when
+ * it is wrong, and displaces something. At 0.5 and 0.85 tokens took 2 and 6 % longer (m89). */
 #define LEAST_RIGHT 0.7f
 #define FIRST_RIGHT 0.75f /* before anything is known */
 #define LEARN_RATE  (1.0f / 64.0f)

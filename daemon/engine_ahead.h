@@ -1,9 +1,9 @@
 /* Whether experts of the next layers are read before these choose them, and which: pure; measured
  * times come in as arguments. Their routers on this layer's residual name most of them
- * (engine_guess), and a disk that is idle while a layer computes can bring them early; a wrong guess
- * costs a read, so it loses where guesses are poor. So it is tried: in turn on and off, step by
- * step, and the faster stays until the next trial. And of each kind of guess (so many layers ahead,
- * of such a rank) it is learned how often it is right. */
+ * (engine_guess), and a disk that is idle while a layer computes can bring them early; a wrong
+ * guess costs a read, so it loses where guesses are poor. So it is tried: in turn on and off, step
+ * by step, and the faster stays until the next trial. And of each kind of guess (so many layers
+ * ahead, of such a rank) it is learned how often it is right. */
 #ifndef ISLET_ENGINE_AHEAD_H
 #define ISLET_ENGINE_AHEAD_H
 
@@ -41,7 +41,8 @@ struct engine_ahead {
 void engine_ahead_start(struct engine_ahead *a, bool active);
 /* Does the next step, of so many rows, guess? */
 bool engine_ahead_wanted(const struct engine_ahead *a, uint32_t decode_rows, uint32_t prompt_rows);
-/* That step took ns. True: a trial ended with it; a->on is its result, with and without its times. */
+/* That step took ns. True: a trial ended with it; a->on is its result, `with` and `without` its
+ * times. */
 bool engine_ahead_done(struct engine_ahead *a, uint32_t decode_rows, uint32_t prompt_rows,
                        uint64_t ns);
 

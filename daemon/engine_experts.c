@@ -13,8 +13,8 @@ enum {
     RESULTS = 16,
     IDLE_READS = 4,
     AHEAD_BYTES = 2 << 20 /* under way before a guess begins no read: what keeps a disk busy until
-                           * the engine looks again. With more, the reads that a layer needs wait for
-                           * those of guesses: 81 ms a token instead of 78, and 95 without guesses */
+                           * the engine looks again. With more, what a layer needs waits for reads
+                           * of guesses: 81 ms a token instead of 78, and 95 without guesses */
 };
 
 /* ---- start ---- */
@@ -141,8 +141,8 @@ static uint32_t id_of(const struct engine_experts *x, uint32_t layer, uint32_t e
     return layer * x->model->shape.n_expert + expert;
 }
 
-/* Begins the read of an absent expert, of *ret_bytes (NULL: nobody is charged). False: no room in the
- * queue or among the slots. */
+/* Begins the read of an absent expert, of *ret_bytes (NULL: nobody is charged). False: no room in
+ * the queue or among the slots. */
 static bool start_read(struct engine_experts *x, uint32_t layer, uint32_t expert, bool pin,
                        uint64_t *ret_bytes)
 {

@@ -48,7 +48,7 @@ struct engine_experts {
     bool idle_failed;   /* such a read failed, which was said */
     const struct expert_cache
         *above; /* experts that are READY there are not read ahead; NULL: none */
-    /* Ends what else pins experts (copies to a GPU), when reads find no slot; NULL: nothing does. */
+    /* Ends what else pins experts (copies to a GPU) when reads find no slot; NULL: nothing does. */
     void (*unpin)(void *context);
     void *unpin_context;
     /* Told of each expert (layer * n_expert + index) whose read failed. NULL: nobody asks. */
@@ -122,8 +122,8 @@ bool engine_experts_idle(struct engine_experts *x);
 /* Nobody waits for such reads, and who needs an expert later has it read again: where x->error says
  * that one failed, that is warned of once. */
 void engine_experts_idle_warn(struct engine_experts *x);
-/* While no step runs: begins to read an ABSENT expert, pinned. False: no room for now. What fails is
- * ABSENT again and in x->error. */
+/* While no step runs: begins to read an ABSENT expert, pinned. False: no room for now. What fails
+ * is ABSENT again and in x->error. */
 bool engine_experts_fetch(struct engine_experts *x, uint32_t layer, uint32_t expert);
 /* Between steps: begins to read an ABSENT expert. It takes the place of nothing that is worth more,
  * unless it only `passes` through. False: no room for now. */

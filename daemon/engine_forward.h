@@ -119,8 +119,8 @@ enum err_code engine_forward_record(struct engine_forward *f, struct err *e)
 enum err_code engine_forward_step(struct engine_forward *f, struct err *e)
     __attribute__((warn_unused_result));
 
-/* What the device computes between two layers' experts without the host: before those of `layer`, or
- * behind the last ones. Of engine_record, as engine_forward_bound: it sets the bounds on rows. */
+/* What the device computes between two layers' experts without the host: before those of `layer`,
+ * or behind the last ones. Of engine_record, as engine_forward_bound, which bounds the rows. */
 enum err_code engine_forward_segment(struct engine_forward *f, uint32_t layer)
     __attribute__((warn_unused_result));
 void engine_forward_bound(struct engine_forward *f, uint32_t n_rows, uint32_t n_logits);

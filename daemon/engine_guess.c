@@ -131,8 +131,8 @@ static void take_up(struct engine_forward *f, uint32_t layer, uint32_t far)
         }
 }
 
-/* Each guess takes some 40 us, which are free where the layer waits for reads anyway: with others too
- * a token took 44 ms instead of 43 where nearly all experts were there. */
+/* Each guess takes some 40 us, which are free where the layer waits for reads anyway: with others
+ * too a token took 44 ms instead of 43 where nearly all experts were there. */
 static bool pays_farther(const struct engine_experts *x)
 {
     const bool waits = x->n_waiting > 0 || x->next_missing < x->n_missing;

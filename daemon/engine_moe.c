@@ -161,9 +161,9 @@ enum err_code engine_moe_resident(struct engine_forward *f, uint32_t layer)
     return compute(f, &f->islands->vram.layers[layer], f->n_selected, f->selected);
 }
 
-/* Computes groups whose experts are in islands or the transit area, by the layer's record if there is
- * one; once a layer, for the record reads their list when it runs. The stream was waited for since
- * the last layer. */
+/* Computes groups whose experts are in islands or the transit area, by the layer's record if there
+ * is one; once a layer, for the record reads their list when it runs. The stream was waited for
+ * since the last layer. */
 static enum err_code compute_recorded(struct engine_forward *f, uint32_t layer,
                                       const uint32_t *selected, uint32_t n)
 {

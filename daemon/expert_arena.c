@@ -152,8 +152,8 @@ static uint32_t poorest(const struct expert_arena *a)
     return least;
 }
 
-/* Slabs from the lowest place on, of `slab` bytes, or for 0 of as many experts of one class as every
- * class finds room in; the last one has what is left. */
+/* Slabs from the lowest place on, of `slab` bytes, or for 0 of as many experts of one class as
+ * every class finds room in; the last one has what is left. */
 static void cut(struct expert_arena *a, uint64_t bytes, uint64_t slab, uint64_t largest)
 {
     uint64_t place = 0;

@@ -336,8 +336,8 @@ static void empty_slab(struct expert_cache *c, uint32_t slab)
             evict(c, slots[i].owner / c->n_expert, slots[i].owner % c->n_expert);
 }
 
-/* Empties a slab that was cut for the class and serves another one, which fills it badly, if what is
- * there is worth less than what the class would evict for as many. */
+/* Empties a slab that was cut for the class and serves another one, which fills it badly, if what
+ * is there is worth less than what the class would evict for as many. */
 static bool take_own_slab(struct expert_cache *c, uint32_t class, const struct victims *v)
 {
     float cost;

@@ -77,9 +77,9 @@ void tier_ssd_close(struct tier_ssd *t);
 
 /* Queues the parts of one request, [n] with n <= TIER_SSD_PARTS; `id` is the caller's name for it.
  * Touching parts become one read. At most TIER_SSD_REQUESTS may be open (tier_ssd_room). Reads
- * begin at once, as many as `depth` allows, in the order of the calls. Returns the bytes that will be
- * counted for it if no read fails or is repeated: windows that parts share once, none behind the end
- * of the file. */
+ * begin at once, as many as `depth` allows, in the order of the calls. Returns the bytes that will
+ * be counted for it if no read fails or is repeated: windows that parts share once, none behind the
+ * end of the file. */
 uint64_t tier_ssd_start(struct tier_ssd *t, uint64_t id, const struct tier_ssd_part *parts,
                         uint32_t n);
 /* Requests that may be started now. */
