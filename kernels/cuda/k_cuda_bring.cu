@@ -1,8 +1,8 @@
 /* What comes out of the host's memory. Experts: by the copy engine, which disturbs what is computed
  * least and uses the link best (a kernel that reads over the link reaches half its rate where its
  * lines are not aligned, and what else runs then waits for them), then one kernel that arranges
- * them all. Rows of results, which are short and many: by a kernel that reads them, whole lines and few
- * under way at a time. */
+ * them all. Rows of results, which are short and many: by a kernel that reads them, whole lines and
+ * few under way at a time. */
 #include "k_cuda.cuh"
 #include "k_cuda_tile.h"
 
@@ -83,10 +83,13 @@ struct bring_copies {
     size_t n;
 };
 
-/* One call where the CUDA library has it: each costs the host some microseconds. */
+/* One call where the CUDA library has it: each costs the host some microseconds. None after an
+ * error of the stream: it no longer waits for those who use the places. */
 static void copy(struct bring_copies *c, struct k_stream *s)
 {
     struct k_cuda *cuda = k_cuda_of(s->device);
+    if (s->error != cudaSuccess)
+        return;
 #if CUDART_VERSION >= 13000
     cudaMemcpyAttributes how = {};
     how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
