@@ -5,8 +5,8 @@
 
 #include "alloc.h"
 
-static enum err_code memory_new(struct fake_gpu *g, uint64_t bytes, bool pinned,
-                                struct k_buffer **ret, struct err *e)
+/* An allocation is counted; its place in g->buffers. */
+static uint32_t next_buffer(struct fake_gpu *g)
 {
     uint32_t i = 0;
     while (i < MAX_BUFFERS && g->buffers[i] != NULL)
@@ -14,6 +14,13 @@ static enum err_code memory_new(struct fake_gpu *g, uint64_t bytes, bool pinned,
     if (i == MAX_BUFFERS)
         fake_gpu_die("too many buffers");
     g->counts.allocations++;
+    return i;
+}
+
+static enum err_code memory_new(struct fake_gpu *g, uint64_t bytes, bool pinned,
+                                struct k_buffer **ret, struct err *e)
+{
+    const uint32_t i = next_buffer(g);
     if (!fake_gpu_call(g) ||
         (!pinned && g->options.memory != 0 && bytes > g->options.memory - g->used))
         return g->failed ? err_set(e, ERR_DEVICE, "the fake device failed")
@@ -48,12 +55,7 @@ static enum err_code range_new(struct k_device *d, uint64_t bytes, struct k_buff
 {
     struct fake_gpu *g = fake_gpu_of(d);
     const uint64_t n = (bytes + K_CHUNK_BYTES - 1) / K_CHUNK_BYTES;
-    uint32_t i = 0;
-    while (i < MAX_BUFFERS && g->buffers[i] != NULL)
-        i++;
-    if (i == MAX_BUFFERS)
-        fake_gpu_die("too many buffers");
-    g->counts.allocations++;
+    const uint32_t i = next_buffer(g);
     if (!fake_gpu_call(g))
         return err_set(e, ERR_DEVICE, "the fake device failed");
     if (g->options.no_ranges)
